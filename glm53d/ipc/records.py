@@ -1,0 +1,71 @@
+"""Each shared-memory record as a numpy dtype, taken from native/include/glm53d/records.h: the single source. [R10]
+
+The module's names are made from the native lists, so a field added in records.h is here without an edit.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+from glm53d import _native
+
+
+def _dtype(name: str) -> np.dtype:
+    layout = _native.record_layouts()[name]
+    return np.dtype(
+        {
+            "names": [field for field, _, _ in layout.fields],
+            "formats": [fmt for _, fmt, _ in layout.fields],
+            "offsets": [offset for _, _, offset in layout.fields],
+            "itemsize": layout.size,
+        }
+    )
+
+
+GENERATE = _dtype("GenerateRecord")
+ABORT = _dtype("AbortRecord")
+CONTROL = _dtype("ControlRecord")
+CONTROL_RESULT = _dtype("ControlResultRecord")
+OUTPUT = _dtype("OutputRecord")
+SLOT_INIT = _dtype("SlotInit")
+BATCH = _dtype("BatchRecord")
+RESULT = _dtype("ResultRecord")
+LOAD_ROW = _dtype("LoadRow")
+RANK_ROW = _dtype("RankRow")
+
+
+class RecordType(IntEnum):
+    """What a ring record is."""
+
+    GENERATE = 1
+    ABORT = 2
+    CONTROL = 3
+    OUTPUT = 4
+    CONTROL_RESULT = 5
+    BATCH = 6
+    RESULT = 7
+
+
+class ControlOp(IntEnum):
+    SHUTDOWN = 1
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; NONE while it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+# GenerateRecord.flags
+IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM = 1, 2, 4, 8
+# Batch rows' flags
+ROW_SAMPLE, ROW_FEED = 1, 2
+
+
+def align8(n: int) -> int:
+    """The next multiple of 8: where the next part of a record's tail starts."""
+    return (n + 7) & ~7

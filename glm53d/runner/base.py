@@ -1,0 +1,41 @@
+"""The one interface between planning and computing: a Runner takes a Batch and gives a StepResult. [R43]"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from glm53d.ipc.batch import Batch, StepResult
+
+Progress = Callable[[str, int], None]
+"""progress(phase, percent): shown by /ready and in the log while a rank loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a rank found out while loading; goes into its *loaded* report. [R3]"""
+
+    num_pages: int  # of this rank's KV pool
+    page_size: int  # tokens per page
+    max_context_len: int  # prompt + output, of the model
+    kv_bytes_per_token: int
+    weight_bytes: int
+
+
+class Runner(Protocol):
+    """One rank's engine. Used by one thread only; a step is launched, then collected, in order."""
+
+    def load(self, progress: Progress) -> Loaded:
+        """Make ready to run. Raises CheckpointError or StartError, naming what is wrong."""
+        ...
+
+    def launch(self, batch: Batch) -> None:
+        """Start a step; the batch's arrays may be reused once this returns."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step not yet collected; waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and handles."""
+        ...

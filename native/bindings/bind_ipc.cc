@@ -1,0 +1,3 @@
+#include "bindings.h"
+
+void bind_ipc(nanobind::module_&) {}

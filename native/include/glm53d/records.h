@@ -1,0 +1,232 @@
+// Every record that crosses a process, described once. [R10] [R12] [R53]
+//
+// A record is a fixed struct, then a tail whose parts are counted in the struct and lie in the order given at the struct.
+// Each part of a tail starts at a multiple of 8 bytes from the start of the record. The field lists below are the single
+// source: C++ gets its structs from them, Python its numpy dtypes (glm53d/ipc/records.py, through record_layouts()).
+//
+// F(type, name) is one field, A(type, name, n) an array of n. All structs are packed by construction: fields are ordered so
+// that no padding is needed, which the static_asserts at the end check.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace glm53d {
+
+inline constexpr uint32_t kAbiVersion = 1;
+
+// What a ring record is. 0 is never written, 0xFFFF is the ring's own wrap mark.
+enum class RecordType : uint16_t {
+  kGenerate = 1,       // request ring: GenerateRecord
+  kAbort = 2,          // request ring: AbortRecord
+  kControl = 3,        // request ring, and batch ring for followers: ControlRecord
+  kOutput = 4,         // output ring: OutputRecord
+  kControlResult = 5,  // output ring: ControlResultRecord
+  kBatch = 6,          // batch ring: BatchRecord
+  kResult = 7,         // result rings: ResultRecord
+};
+
+enum class ControlOp : uint32_t { kShutdown = 1 };
+
+enum class FinishReason : uint32_t {
+  kNone = 0,      // goes on
+  kStop = 1,      // an end-of-turn id or a stop id (matched_id), or a stop string
+  kLength = 2,    // max_new_tokens, or the end of the context or of the pool
+  kAbort = 3,     // asked for by main
+  kError = 4,     // error_bytes of text follow
+};
+
+// GenerateRecord.flags
+inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8;
+// BatchRecord rows' flags: the row's last token is sampled; the row's one input id is the slot's last sampled id.
+inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
+
+// Request ring. Tail: int32 prompt_ids[num_prompt_ids], int32 output_ids[num_output_ids] (already emitted, a resumed
+// request only), uint64 page_hashes[num_page_hashes][2] of the prompt's full pages, int32 stop_ids[num_stop_ids], bytes
+// stop_strings[stop_bytes] (each: uint16 length, then its bytes), logit_bias[num_logit_bias] of {int32 id, float32 bias},
+// bytes grammar[grammar_bytes], bytes rid[rid_bytes] (UTF-8, for logs only).
+#define GLM53D_GENERATE_RECORD(F, A)                                                                                     \
+  F(uint64_t, handle)                                                                                                    \
+  F(uint64_t, group)           /* handle of the first of n > 1 children, 0: alone */                                     \
+  F(uint64_t, seed)            /* chosen by main when the client gave none */                                            \
+  F(uint64_t, session)         /* hash of the session key, 0: none */                                                    \
+  F(uint64_t, arrival_ns)      /* CLOCK_MONOTONIC, last byte of the body read */                                         \
+  F(uint64_t, deadline_ns)     /* 0: none */                                                                             \
+  F(uint32_t, num_prompt_ids)                                                                                            \
+  F(uint32_t, num_output_ids)                                                                                            \
+  F(uint32_t, num_page_hashes)                                                                                           \
+  F(uint32_t, num_stop_ids)                                                                                              \
+  F(uint32_t, stop_bytes)                                                                                                \
+  F(uint32_t, num_logit_bias)                                                                                            \
+  F(uint32_t, grammar_bytes)                                                                                             \
+  F(uint32_t, grammar_kind)                                                                                              \
+  F(uint32_t, rid_bytes)                                                                                                 \
+  F(uint32_t, flags)                                                                                                     \
+  F(uint32_t, max_new_tokens)  /* in all, those already emitted included */                                              \
+  F(uint32_t, min_new_tokens)                                                                                            \
+  F(uint32_t, stream_interval) /* tokens between two output records; the first goes at once */                           \
+  F(int32_t, priority)                                                                                                   \
+  F(int32_t, dp_rank)          /* -1: the scheduler chooses */                                                           \
+  F(int32_t, thinking_budget)  /* tokens, -1: none */                                                                    \
+  F(int32_t, cached_device)    /* tokens found at first admission, by tier; -1: not admitted before */                   \
+  F(int32_t, cached_host)                                                                                                \
+  F(int32_t, cached_storage)                                                                                             \
+  F(int32_t, top_k)            /* 0: off */                                                                              \
+  F(int32_t, top_logprobs)     /* -1: no logprobs */                                                                     \
+  F(int32_t, logprob_start)    /* first prompt position with logprobs, -1: none */                                       \
+  F(float, temperature)        /* 0: greedy */                                                                           \
+  F(float, top_p)                                                                                                        \
+  F(float, min_p)                                                                                                        \
+  F(float, frequency_penalty)                                                                                            \
+  F(float, presence_penalty)                                                                                             \
+  F(float, repetition_penalty)
+
+#define GLM53D_ABORT_RECORD(F, A) \
+  F(uint64_t, handle)
+
+#define GLM53D_CONTROL_RECORD(F, A)                         \
+  F(uint64_t, call_id) /* echoed in the result */           \
+  F(uint32_t, op)                                           \
+  F(uint32_t, arg)
+
+#define GLM53D_CONTROL_RESULT_RECORD(F, A) \
+  F(uint64_t, call_id)                     \
+  F(uint32_t, op)                          \
+  F(uint32_t, failed)                      \
+  F(uint64_t, value)
+
+// Output ring. Tail: int32 ids[num_ids], bytes error[error_bytes] ("code: sentence").
+#define GLM53D_OUTPUT_RECORD(F, A)                                                                     \
+  F(uint64_t, handle)                                                                                  \
+  F(uint32_t, token_offset)    /* of the first id here among the request's output [R13] */             \
+  F(uint32_t, num_ids)                                                                                 \
+  F(uint32_t, finish_reason)                                                                           \
+  F(int32_t, matched_id)       /* the id that ended it, -1: none */                                    \
+  F(int32_t, matched_stop)     /* index of the stop string that ended it, -1: none */                  \
+  F(uint32_t, held_bytes)      /* bytes of text at the end that must not show yet, or ever [R38] */    \
+  F(uint32_t, num_prompt_ids)                                                                          \
+  F(uint32_t, num_output_ids)  /* emitted in all, those here included */                               \
+  F(uint32_t, cached_device)                                                                           \
+  F(uint32_t, cached_host)                                                                             \
+  F(uint32_t, cached_storage)                                                                          \
+  F(uint32_t, num_accepted)    /* draft tokens accepted */                                             \
+  F(uint32_t, num_retractions)                                                                         \
+  F(uint32_t, flags)                                                                                   \
+  F(int32_t, dp_rank)                                                                                  \
+  F(uint32_t, error_bytes)                                                                             \
+  F(uint64_t, inbox_ns)        /* marks [R23], CLOCK_MONOTONIC, 0: not reached */                      \
+  F(uint64_t, admitted_ns)                                                                             \
+  F(uint64_t, first_forward_ns)                                                                        \
+  F(uint64_t, prefill_done_ns)                                                                         \
+  F(uint64_t, last_token_ns)                                                                           \
+  F(uint64_t, queue_ns)        /* sum of all stretches of waiting */
+
+// A slot's sampling parameters, sent once when a request takes the slot. Inside BatchRecord's tail.
+#define GLM53D_SLOT_INIT(F, A)                                           \
+  F(uint64_t, seed)                                                      \
+  F(int32_t, slot)                                                       \
+  F(int32_t, top_k)                                                      \
+  F(float, temperature)                                                  \
+  F(float, top_p)                                                        \
+  F(float, min_p)                                                        \
+  F(int32_t, dp_rank)
+
+// Batch ring: what one step runs on every rank. glm53d/ipc/batch.py names the tail's arrays and their order.
+#define GLM53D_BATCH_RECORD(F, A)                                        \
+  F(uint64_t, step)            /* 1, 2, 3 ... without a gap [R9] */      \
+  F(uint64_t, world_id)                                                  \
+  F(uint32_t, num_rows)                                                  \
+  F(uint32_t, num_tokens)                                                \
+  F(uint32_t, num_inits)                                                 \
+  F(uint32_t, num_runs)        /* runs of pages appended to tables */    \
+  F(uint32_t, num_pages)       /* in all runs */                         \
+  F(uint32_t, num_copies)      /* page copies between ranks */           \
+  F(uint32_t, attn_dp_size)                                              \
+  F(uint32_t, mode)            /* attention: 0 dp, 1 tp, 2 cp */
+
+// Result rings. Tail: int32 counts[num_rows], int32 ids[num_rows][width]; row i gave ids[i][:counts[i]].
+#define GLM53D_RESULT_RECORD(F, A)                                       \
+  F(uint64_t, step)                                                      \
+  F(uint64_t, world_id)                                                  \
+  F(uint64_t, start_ns)                                                  \
+  F(uint64_t, end_ns)                                                    \
+  F(uint32_t, num_rows)                                                  \
+  F(uint32_t, width)
+
+// Board: one row per attention-DP rank, written by the leader. [R8]
+#define GLM53D_LOAD_ROW(F, A)                                            \
+  F(uint64_t, step)            /* last step planned */                   \
+  F(uint64_t, step_start_ns)   /* of the running step, 0: between */     \
+  F(uint64_t, last_step_ns)    /* how long the last one took */          \
+  F(uint64_t, updated_ns)                                                \
+  F(uint32_t, num_running)                                               \
+  F(uint32_t, num_waiting)                                               \
+  F(uint64_t, num_running_tokens)                                        \
+  F(uint64_t, num_waiting_tokens)  /* uncached */                        \
+  F(uint32_t, pages_total)                                               \
+  F(uint32_t, pages_free)                                                \
+  F(uint32_t, pages_cached)    /* in the tree, nobody's lock on them */  \
+  F(uint32_t, pages_locked)    /* in the tree, in use */                 \
+  F(uint32_t, pages_owned)     /* held by one request alone */           \
+  F(uint32_t, num_nodes)       /* of the prefix tree */                  \
+  F(uint64_t, steps)           /* counters since the world began */      \
+  F(uint64_t, prefill_tokens)                                            \
+  F(uint64_t, cached_tokens)                                             \
+  F(uint64_t, decode_tokens)                                             \
+  F(uint64_t, finished)                                                  \
+  F(uint64_t, aborted)                                                   \
+  F(uint64_t, retracted)                                                 \
+  F(uint64_t, stale_records)                                             \
+  F(uint64_t, books_checked)   /* times the books were found in order */
+
+// Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
+#define GLM53D_RANK_ROW(F, A)                                            \
+  F(uint64_t, pid)                                                       \
+  F(uint32_t, state)                                                     \
+  F(uint32_t, percent)                                                   \
+  F(uint32_t, attn_dp_rank)                                              \
+  F(uint32_t, attn_tp_rank)                                              \
+  F(uint32_t, ep_rank)                                                   \
+  F(uint32_t, num_pages)                                                 \
+  F(uint32_t, page_size)                                                 \
+  F(uint32_t, max_req_input_len)                                         \
+  F(uint64_t, kv_bytes_per_token)                                        \
+  F(uint64_t, weight_bytes)                                              \
+  F(uint64_t, init_ns)         /* seconds per phase, in ns: imports */   \
+  F(uint64_t, load_ns)         /* weights */                             \
+  F(uint64_t, warmup_ns)                                                 \
+  F(uint64_t, heartbeat_ns)                                              \
+  A(char, phase, 32)                                                     \
+  A(char, last_words, 512)     /* why it stopped, UTF-8, NUL-padded */
+
+// Every fixed struct above, in one list: X(StructName, field list, size in bytes).
+#define GLM53D_RECORDS(X)                                                \
+  X(GenerateRecord, GLM53D_GENERATE_RECORD, 160)                         \
+  X(AbortRecord, GLM53D_ABORT_RECORD, 8)                                 \
+  X(ControlRecord, GLM53D_CONTROL_RECORD, 16)                            \
+  X(ControlResultRecord, GLM53D_CONTROL_RESULT_RECORD, 24)               \
+  X(OutputRecord, GLM53D_OUTPUT_RECORD, 120)                             \
+  X(SlotInit, GLM53D_SLOT_INIT, 32)                                      \
+  X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
+  X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
+  X(LoadRow, GLM53D_LOAD_ROW, 152)                                       \
+  X(RankRow, GLM53D_RANK_ROW, 632)
+
+#define GLM53D_FIELD(type, name) type name;
+#define GLM53D_ARRAY(type, name, n) type name[n];
+#define GLM53D_STRUCT(Name, fields, size)                                                             \
+  struct Name {                                                                                       \
+    fields(GLM53D_FIELD, GLM53D_ARRAY)                                                                \
+  };                                                                                                  \
+  static_assert(sizeof(Name) == size && sizeof(Name) % 8 == 0, "shared-memory ABI");                  \
+  static_assert(std::is_standard_layout_v<Name> && std::is_trivially_copyable_v<Name>, "shared-memory ABI");
+GLM53D_RECORDS(GLM53D_STRUCT)
+#undef GLM53D_STRUCT
+
+static_assert(offsetof(GenerateRecord, num_prompt_ids) == 48 && offsetof(GenerateRecord, temperature) == 136);
+static_assert(offsetof(OutputRecord, inbox_ns) == 72 && offsetof(OutputRecord, held_bytes) == 28);
+static_assert(offsetof(LoadRow, pages_total) == 56 && offsetof(RankRow, phase) == 88);
+
+inline constexpr size_t align8(size_t n) { return (n + 7) & ~size_t{7}; }
+
+}  // namespace glm53d
