@@ -1,0 +1,105 @@
+"""Job and Finish: what a dialect asks of the engine, and what it gets. Between them a Stream, see engine.py."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from glm53d.chat.conversation import Conversation
+from glm53d.ipc.records import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are chosen and when it ends. Ranges were checked by the dialect that made it. [R14]"""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int | None = None  # None: the engine chooses one [R51]
+    max_new_tokens: int | None = None  # None: what the context leaves
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The bytes around a piece of text in a stream: prefix + JSON-escaped text + suffix is one whole SSE event."""
+
+    prefix: bytes
+    suffix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutSpec:
+    """How a request's tokens leave. Set before the first one can come; the pump knows no dialect beyond these. [R41]
+
+    With content = None nothing is framed: the texts are collected for a plain answer.
+    """
+
+    content: Frame | None = None
+    reasoning: Frame | None = None  # None: reasoning is framed like content
+    starts_in_reasoning: bool = False  # a chat turn; </think> ends it
+    with_ids: bool = False  # between text and suffix stands `","output_ids":[1,2]`: the suffix then starts after a value
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of no dialect. Exactly one of conversation, text and ids is given."""
+
+    rid: str
+    received_ns: int  # CLOCK_MONOTONIC, last byte of the body read
+    conversation: Conversation | None = None
+    text: str | None = None  # raw prompt: flat encoding
+    ids: np.ndarray | None = None  # int32
+    sampling: SamplingParams = SamplingParams()
+    out: OutSpec = OutSpec()
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Exact counts of one request. [R42]"""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+    cached_device: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a request. text and reasoning are empty for a stream: they went out as frames."""
+
+    reason: FinishReason
+    usage: Usage
+    matched_id: int | None = None
+    text: str = ""
+    reasoning: str = ""
+    output_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    marks: dict[str, int] = field(default_factory=dict)  # CLOCK_MONOTONIC ns by name [R23]
+
+    @property
+    def queue_time(self) -> float:
+        """Seconds spent waiting, all stretches together. [R24]"""
+        return self.marks.get("queue", 0) / 1e9
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from the last body byte to the first token in main. [R24]"""
+        first = self.marks.get("first_token")
+        return None if first is None else (first - self.marks["received"]) / 1e9
+
+    @property
+    def decode_throughput(self) -> float | None:
+        """Tokens per second after the first; None below two tokens. [R24]"""
+        tokens, first, last = self.usage.completion_tokens, self.marks.get("first_token"), self.marks.get("last_token")
+        if tokens < 2 or first is None or last is None or last <= first:
+            return None
+        return (tokens - 1) / ((last - first) / 1e9)
