@@ -1,0 +1,81 @@
+# make serve         prepares .venv and the native module when needed, then starts the daemon
+# make test          what CI runs: lint, native tests, all Python tests in their short form
+# make test-all      also native tests under ASan+UBSan and TSan, and the long form of the property tests
+#
+# PYTHON       the interpreter .venv is made from (3.11 to 3.14)
+# TORCH_INDEX  the package index torch comes from, for a build other than the default one (CPU only, another CUDA)
+# ARGS         handed to the command: make serve ARGS="--config conf/sim.toml"
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+comma := ,
+
+VENV := .venv
+BIN := $(VENV)/bin
+VENV_STAMP := $(VENV)/.installed
+NATIVE_STAMP := $(VENV)/.native
+NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
+
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench stub reference clean
+
+venv: $(NATIVE_STAMP)
+native: $(NATIVE_STAMP)
+
+$(VENV_STAMP): requirements.lock
+	$(PYTHON) -m venv $(VENV)
+ifneq ($(TORCH_INDEX),)
+	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) $$(grep '^torch==' requirements.lock)
+endif
+	$(BIN)/pip install --quiet -r requirements.lock
+	touch $@
+
+# --fresh: a build folder left by another .venv would go on building for its Python.
+$(NATIVE_STAMP): $(VENV_STAMP) $(NATIVE_SOURCES)
+	mkdir -p build
+	$(BIN)/cmake --fresh -S native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >build/native.log || { cat build/native.log; exit 1; }
+	$(BIN)/cmake --build build/native
+	touch $@
+
+serve: venv
+	exec $(BIN)/python glm53d.py $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint test-native
+	$(BIN)/pytest -q $(ARGS)
+
+test-all: lint test-native test-sanitized
+	GLM53D_LONG=1 $(BIN)/pytest -q $(ARGS)
+
+# $(call native-tests,folder,CMake options)
+define native-tests
+	$(BIN)/cmake -S native -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DGLM53D_TESTS=ON $(2) >/dev/null
+	$(BIN)/cmake --build build/$(1)
+	$(BIN)/ctest --test-dir build/$(1) --output-on-failure
+endef
+
+test-native: venv
+	$(call native-tests,test)
+
+test-sanitized: venv
+	$(call native-tests,test-asan,-DGLM53D_SANITIZE=address$(comma)undefined)
+	$(call native-tests,test-tsan,-DGLM53D_SANITIZE=thread)
+
+bench: venv
+	$(BIN)/python bench/e2e.py --config conf/sim.toml $(ARGS)
+
+# Two generated files that are committed; tests compare them with fresh ones.
+stub: venv
+	$(BIN)/python -m nanobind.stubgen -m glm53d._native -o glm53d/_native.pyi
+
+reference: venv
+	$(BIN)/python glm53d.py --print-reference >conf/reference.toml
+
+clean:
+	rm -rf build dist $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache glm53d/_native.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

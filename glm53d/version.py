@@ -1,0 +1,3 @@
+"""The version, read by the packaging too."""
+
+VERSION = "0.1.0"
