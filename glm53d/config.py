@@ -4,22 +4,29 @@ Each struct is a section of the file, each field a key; conf/reference.toml is m
 is found at run time (pages, limits, graph sizes) is never written into a Config: it has structs of its own.
 """
 
-from typing import Annotated, Literal
+import difflib
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from glm53d.errors import ConfigError
+
 
 def doc(text: str, **bounds: float) -> Meta:
-    """The meaning of a field, for the reference, with msgspec's bounds (ge, gt, le, lt)."""
-    return Meta(description=text, **bounds)
+    """The meaning of a field, for the reference, with msgspec's bounds (ge, gt, le)."""
+    return Meta(description=text, **bounds)  # type: ignore[call-overload]  # it forbids ge beside gt, as we do not
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One table of the file."""
 
 
-class Server(Section):
+class Server(Section, frozen=True):
     """The HTTP side."""
 
     host: Annotated[str, doc("Address to listen on.")] = "127.0.0.1"
@@ -32,7 +39,7 @@ class Server(Section):
     keepalive_s: Annotated[float, doc("Longest silence on a stream before a comment is sent.", gt=0)] = 10.0
 
 
-class Model(Section):
+class Model(Section, frozen=True):
     """What is served."""
 
     path: Annotated[str, doc("Checkpoint folder (config.json, *.safetensors), or \"nano\" for the built-in model.")] = "nano"
@@ -43,13 +50,13 @@ class Model(Section):
     q_kv_norm_eps: Annotated[float, doc("eps of q_a/kv_a RMSNorm; 0 takes rms_norm_eps as the big engines do; transformers uses 1e-6.", ge=0)] = 0.0  # fmt: skip
 
 
-class Tokenizer(Section):
+class Tokenizer(Section, frozen=True):
     """Text to ids and back."""
 
     path: Annotated[str, doc("tokenizer.json or its folder; empty takes the model's folder.")] = ""
 
 
-class Engine(Section):
+class Engine(Section, frozen=True):
     """What computes."""
 
     kind: Annotated[Literal["torch", "sim"], doc("torch: the reference model, CPU or CUDA. sim: no model, scripted tokens and a step-time model.")] = "torch"  # fmt: skip
@@ -57,7 +64,7 @@ class Engine(Section):
     threads: Annotated[int, doc("Threads of a rank's tensor library on the CPU; 0 takes its default.", ge=0)] = 1
 
 
-class Parallel(Section):
+class Parallel(Section, frozen=True):
     """How the model lies on ranks. [R1]"""
 
     tp_size: Annotated[int, doc("Ranks, that is processes; one per GPU.", ge=1, le=64)] = 1
@@ -65,7 +72,7 @@ class Parallel(Section):
     ep_size: Annotated[int, doc("Ranks that the experts are spread over; divides tp_size.", ge=1, le=64)] = 1
 
 
-class Kv(Section):
+class Kv(Section, frozen=True):
     """The KV cache."""
 
     page_size: Annotated[int, doc("Tokens per page: the unit of sharing and of eviction.", ge=1, le=1024)] = 64
@@ -74,7 +81,7 @@ class Kv(Section):
     dtype: Annotated[Literal["auto", "fp8"], doc("auto: rows in the model's dtype. fp8: 656-byte rows (plan only, see docs/model.md).")] = "auto"  # fmt: skip
 
 
-class Scheduler(Section):
+class Scheduler(Section, frozen=True):
     """Who computes when. [R28] [R29]"""
 
     max_running_requests: Annotated[int, doc("Requests that compute at once, on all ranks.", ge=1, le=4096)] = 256
@@ -84,21 +91,21 @@ class Scheduler(Section):
     debug_checks: Annotated[bool, doc("Check the books after every step; slow, for tests.")] = False
 
 
-class Text(Section):
+class Text(Section, frozen=True):
     """Template and tokenizer work."""
 
     threads: Annotated[int, doc("Threads of the text pool.", ge=1, le=64)] = 2
     max_queued: Annotated[int, doc("Text jobs that wait at most; beyond it 429.", ge=1)] = 1024
 
 
-class Output(Section):
+class Output(Section, frozen=True):
     """How tokens leave. [R37]"""
 
     stream_interval: Annotated[int, doc("Tokens per frame of a stream; the first goes at once.", ge=1)] = 1
     plain_interval: Annotated[int, doc("Tokens per hand-over of a request that is not streamed.", ge=1)] = 64
 
 
-class Sim(Section):
+class Sim(Section, frozen=True):
     """The simulated engine: a step really takes base_ms + per_prefill_token_us x tokens + per_decode_row_us x rows."""
 
     base_ms: Annotated[float, doc("Time of an empty step.", ge=0)] = 5.0
@@ -109,7 +116,7 @@ class Sim(Section):
     max_context_len: Annotated[int, doc("Prompt plus output at most.", ge=16)] = 262144
 
 
-class World(Section):
+class World(Section, frozen=True):
     """The rank processes."""
 
     start_timeout_s: Annotated[float, doc("Time all ranks have to load.", gt=0)] = 1800.0
@@ -118,7 +125,7 @@ class World(Section):
     pin_cpus: Annotated[tuple[int, ...], doc("CPU of each rank, in order; empty: the kernel chooses.")] = ()
 
 
-class Log(Section):
+class Log(Section, frozen=True):
     """What is written to standard error."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least severe line that is written.")] = "info"
@@ -139,3 +146,191 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sim: Sim = Sim()
     world: World = World()
     log: Log = Log()
+
+
+def load(path: str | None, overrides: list[str]) -> Config:
+    """The file at path (None: all defaults, which are the built-in model on the CPU), then each `section.key=value`.
+
+    Raises ConfigError, naming where the wrong value stands, its key and what it must be.
+    """
+    values: dict[str, dict[str, Any]] = {}  # section -> key -> value
+    for section, keys in _read(path).items() if path is not None else ():
+        if not isinstance(keys, dict):
+            raise ConfigError(f"{path}: {section}: unknown key{_suggestion(section)}")
+        _section(section, f"{path}: ")
+        for key, value in keys.items():
+            name = f"{section}.{key}"
+            _check(f"{path}: {name}", value, _hint(name, f"{path}: "))
+        values[section] = dict(keys)
+    for override in overrides:
+        name, equals, text = (part.strip() for part in override.partition("="))
+        if not equals:
+            raise ConfigError(f"--set {override}: write it as section.key=value")
+        hint = _hint(name, "--set ")
+        value = _from_text(text, hint)
+        _check(f"--set {name}", value, hint)
+        section, _, key = name.partition(".")
+        values.setdefault(section, {})[key] = value
+    config = msgspec.convert(values, Config)
+    validate(config)
+    return config
+
+
+def validate(config: Config) -> None:
+    """What no field can see alone. Raises ConfigError."""
+    parallel, scheduler, world = config.parallel, config.scheduler, config.world
+    if parallel.tp_size % parallel.attn_dp_size:
+        raise ConfigError(f"parallel.attn_dp_size {parallel.attn_dp_size} does not divide tp_size {parallel.tp_size}")
+    if parallel.tp_size % parallel.ep_size:
+        raise ConfigError(f"parallel.ep_size {parallel.ep_size} does not divide tp_size {parallel.tp_size}")
+    if scheduler.max_running_requests > scheduler.max_step_tokens * parallel.attn_dp_size:
+        raise ConfigError(
+            f"scheduler.max_running_requests {scheduler.max_running_requests} do not fit a step of max_step_tokens "
+            f"{scheduler.max_step_tokens} on {parallel.attn_dp_size} attention-DP ranks, one token each"
+        )
+    if world.ring_bytes & (world.ring_bytes - 1):
+        raise ConfigError(f"world.ring_bytes {world.ring_bytes} is no power of two")
+    if world.pin_cpus and len(world.pin_cpus) != parallel.tp_size:
+        raise ConfigError(f"world.pin_cpus names {len(world.pin_cpus)} CPUs for {parallel.tp_size} ranks")
+    if any(cpu < 0 for cpu in world.pin_cpus):
+        raise ConfigError("world.pin_cpus has a negative number")
+    if not config.model.path:
+        raise ConfigError("model.path is empty")
+
+
+def reference_toml() -> str:
+    """conf/reference.toml: every section and field with its meaning, what it may be, and its default."""
+    lines = [
+        "# Every field of a configuration file: its meaning, what it may be, and its default. A file names only what it changes.",
+        "# Made from glm53d/config.py by `make reference`.",
+    ]
+    for section, kind in _hints(Config).items():
+        lines += ["", f"# {(kind.__doc__ or '').strip()}", f"[{section}]"]
+        for key, hint in _hints(kind).items():
+            lines.append(f"# {_meta(hint).description} ({_wanted(hint)})")
+            lines.append(f"{key} = {_toml(getattr(kind(), key))}")
+    return "\n".join(lines) + "\n"
+
+
+FOREIGN = {
+    "block_size": "kv.page_size",
+    "chunked_prefill_size": "scheduler.max_step_tokens",
+    "context_length": "model.max_context_len",
+    "data_parallel_size": "parallel.attn_dp_size",
+    "dp": "parallel.attn_dp_size",
+    "dp_size": "parallel.attn_dp_size",
+    "enable_dp_attention": "parallel.attn_dp_size",
+    "enable_expert_parallel": "parallel.ep_size",
+    "ep": "parallel.ep_size",
+    "expert_parallel_size": "parallel.ep_size",
+    "gpu_memory_utilization": "kv.memory_bytes",
+    "kv_cache_dtype": "kv.dtype",
+    "max_model_len": "model.max_context_len",
+    "max_num_batched_tokens": "scheduler.max_step_tokens",
+    "max_num_seqs": "scheduler.max_running_requests",
+    "max_prefill_tokens": "scheduler.max_step_tokens",
+    "max_queued_requests": "scheduler.max_waiting_requests",
+    "max_total_tokens": "kv.num_pages",
+    "mem_fraction_static": "kv.memory_bytes",
+    "model_path": "model.path",
+    "num_gpu_blocks_override": "kv.num_pages",
+    "served_model_name": "model.name",
+    "tensor_parallel_size": "parallel.tp_size",
+    "tokenizer_path": "tokenizer.path",
+    "tokenizer_worker_num": "text.threads",
+    "tp": "parallel.tp_size",
+    "watchdog_timeout": "scheduler.watchdog_s",
+}
+"""What SGLang and vLLM call it -> what we do. Names that are ours but for the section are found without a table."""
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # not TOML, not UTF-8
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _from_text(text: str, hint: Any) -> Any:
+    """What --set gives: a TOML value, or the text as it stands where that is what the field takes."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = table["value"] if len(table) == 1 else text
+    return text if _is_text(hint) and not isinstance(value, str) else value
+
+
+def _check(where: str, value: Any, hint: Any) -> None:
+    try:
+        msgspec.convert(value, hint)
+        right = not isinstance(value, float) or math.isfinite(value)  # no bound refuses nan
+    except msgspec.ValidationError:
+        right = False
+    if not right:
+        raise ConfigError(f"{where} is {_toml(value)}; it must be {_wanted(hint)}")
+
+
+def _hint(name: str, where: str) -> Any:
+    """The annotation of the field `section.key`. Raises ConfigError with its right name when we can guess it."""
+    section, dot, key = name.partition(".")
+    hints = _hints(_section(section, where)) if dot else {}
+    if key not in hints:
+        raise ConfigError(f"{where}{name}: unknown key{_suggestion(name)}")
+    return hints[key]
+
+
+def _section(name: str, where: str) -> type[Section]:
+    sections = _hints(Config)
+    if name not in sections:
+        raise ConfigError(f"{where}{name}: unknown section{_nearest(name, list(sections))}")
+    return sections[name]
+
+
+def _suggestion(key: str) -> str:
+    name = key.rpartition(".")[2].lower().replace("-", "_")
+    if name in FOREIGN:
+        return f"; glm53d calls it {FOREIGN[name]}"
+    fields = [f"{section}.{field}" for section, kind in _hints(Config).items() for field in _hints(kind)]
+    elsewhere = [field for field in fields if field.endswith(f".{name}")]
+    return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else _nearest(key, fields)
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _meta(hint: Any) -> Meta:
+    return hint.__metadata__[0]
+
+
+def _is_text(hint: Any) -> bool:
+    kind = get_args(hint)[0]
+    return kind is str or get_origin(kind) is Literal
+
+
+def _wanted(hint: Any) -> str:
+    """What a value of this field must be, in words."""
+    kind, meta = get_args(hint)[0], _meta(hint)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(_toml(choice) for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list of texts" if get_args(kind)[0] is str else "a list of integers"
+    name = {str: "text", bool: "true or false", int: "an integer", float: "a number"}[kind]
+    if meta.gt is not None:
+        return f"{name} above {meta.gt}"
+    if meta.ge is not None and meta.le is not None:
+        return f"{name} from {meta.ge} to {meta.le}"
+    return name if meta.ge is None else f"{name}, at least {meta.ge}"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML; JSON's form is TOML's for all that a field can be."""
+    return json.dumps(value, ensure_ascii=False, default=str)
