@@ -1,4 +1,4 @@
-"""The checkpoint's config.json: only the fields we use, under their official names. No torch here: main plans with it."""
+"""The checkpoint's config.json: only the fields we use, by their official names. No torch here: main plans with it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +30,9 @@ IMPLIED = {
 }
 """Switches that our arithmetic has built in. A checkpoint may leave one out; with another value it is not our model."""
 
+EVEN = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "index_n_heads", "index_head_dim")
+"""Rope turns pairs in place, in views of fused projections: every part before and around a rope part is whole pairs."""
+
 
 class QuantizationConfig(msgspec.Struct, frozen=True):
     """How the linears' weights are stored; each one's block scales stand beside it as `<name>_scale_inv`."""
@@ -39,7 +42,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Dimensions of a GLM-5.3-shaped model. Lists per layer are complete: what config.json only implies is filled in."""
+    """Dimensions of a GLM-5.3-shaped model. Lists per layer are complete: what config.json implies is filled in."""
 
     vocab_size: Size
     hidden_size: Size
@@ -56,7 +59,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_rope_head_dim: Size
     v_head_dim: Size
 
-    indexer_types: tuple[Literal["full", "shared"], ...]  # full: chooses its tokens; shared: takes the last full layer's
+    indexer_types: tuple[Literal["full", "shared"], ...]  # full: chooses tokens; shared: as the last full layer
     index_n_heads: Size
     index_head_dim: Size
     index_topk: Size
@@ -112,8 +115,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         checks = {
             f"indexer_types does not have {layers} entries, one per layer": len(self.indexer_types) == layers,
             f"mlp_layer_types does not have {layers} entries, one per layer": len(self.mlp_layer_types) == layers,
-            "indexer_types starts with a shared layer, which has nothing to share": self.indexer_types[:1] != ("shared",),
-            "qk_rope_head_dim is odd": self.qk_rope_head_dim % 2 == 0,
+            "indexer_types must start with a full layer": self.indexer_types[:1] != ("shared",),
+            f"{', '.join(EVEN)} must be even": all(getattr(self, name) % 2 == 0 for name in EVEN),
             "index_head_dim is below qk_rope_head_dim": self.index_head_dim >= self.qk_rope_head_dim,
             "num_experts_per_tok is above n_routed_experts": self.num_experts_per_tok <= self.n_routed_experts,
             "eos_token_id has an id outside the vocabulary": all(0 <= i < self.vocab_size for i in self.eos_token_id),
