@@ -33,6 +33,19 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class ModelNotFound(NotFound):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class RequestTimeout(RequestError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class PayloadTooLarge(RequestError):
     """The body is over the limit."""
 
