@@ -2,10 +2,10 @@
 
     python -m glm53d.nano.train_tokenizer OUT_DIR
 
-Everything but the size is the official file's: byte-level BPE with ignore_merges, the same pre-tokenizer and decoder, no
-normaliser, no post-processor, and the 36 added tokens in the official order with the official flags, right above the base
-vocabulary. It learns from the documentation and sources that every CPython ships and from the sentences below, so one
-Python version gives one file; the committed file is the one that counts, this script says where it comes from.
+Everything but the size is the official file's: byte-level BPE with ignore_merges, the same pre-tokenizer and decoder,
+no normaliser, no post-processor, and the 36 added tokens in the official order with the official flags, right above the
+base vocabulary. It learns from the documentation and sources that every CPython ships and from the sentences below, so
+one Python version gives one file. The committed file is the one that counts; this script says where it comes from.
 """
 
 import json
@@ -25,19 +25,19 @@ SPECIAL = (
     "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|> "
     "<|begin_of_image|> <|end_of_image|> <|begin_of_video|> <|end_of_video|> <|begin_of_audio|> <|end_of_audio|> "
     "<|begin_of_transcription|> <|end_of_transcription|>"
-).split()
+)
 PLAIN = (
     "<|code_prefix|> <|code_middle|> <|code_suffix|> <think> </think> <tool_call> </tool_call> <tool_response> "
     "</tool_response> <arg_key> </arg_key> <arg_value> </arg_value> /nothink <|begin_of_box|> <|end_of_box|> "
     "<|image|> <|video|>"
-).split()
+)
 
 SOURCES = (
     "argparse ast bisect calendar cmd collections/__init__ configparser contextlib csv dataclasses datetime difflib "
-    "email/message enum fractions functools gettext heapq http/client inspect json/decoder json/encoder logging/__init__ "
-    "optparse pathlib pdb random shutil socket statistics string subprocess tempfile textwrap threading typing "
+    "email/message enum fractions functools gettext heapq http/client inspect json/decoder json/encoder "
+    "logging/__init__ optparse pathlib pdb random shutil socket statistics string subprocess tempfile textwrap threading typing "
     "unittest/case urllib/parse uuid zipfile"
-).split()
+)
 
 SENTENCES = """\
 Reasoning Effort: Max
@@ -49,12 +49,14 @@ Please write a short story about a small boat that wanted to see the ocean. Once
 The user asks for the capital of France. That is Paris. I should answer in one sentence. The capital of France is Paris.
 First, let me think about what they want. Then I will call the tool, wait for its result, and explain what it means.
 Sure! Here is a list of three things that you could try: read the error message, run the tests again, and ask a friend.
-I'm sorry, but I can't do that. It's not what you're looking for, we've seen that they'll want something else, and I'd ask.
+I'm sorry, but I can't do that. It's not what you're looking for, we've seen that they'll want something else, \
+and I'd ask.
 How many people live there? About 1,234,567 in 2024, which is 12.5% more than in 1999, or 3.14 times 100,000.
 # Tools
 You may call one or more functions to assist with the user query.
 You are provided with function signatures within <tools></tools> XML tags:
-For each function call, output the function name and arguments within the following XML format: {function-name}{arg-key-1}
+For each function call, output the function name and arguments within the following XML format: \
+{function-name}{arg-key-1}
 {"name": "get_weather", "description": "Get the weather of a city", "parameters": {"type": "object", "properties": \
 {"city": {"type": "string", "description": "Name of the city"}}, "required": ["city"]}}
 {"id": 1, "ok": true, "error": null, "items": [{"title": "first", "value": 0.5}, {"title": "second", "value": -1}]}
@@ -71,7 +73,8 @@ SELECT name, count(*) FROM users WHERE id = 42 GROUP BY name ORDER BY name;
 これは言語モデルのためのテキストです。わかりません。もう一度お願いします。
 안녕하세요. 무엇을 도와드릴까요? 오늘은 날씨가 좋습니다. 감사합니다.
 Привет! Как дела? Это небольшой текст для модели, спасибо за помощь.
-¿Qué tiempo hará mañana? L'été dernier, nous étions à la plage. Schöne Grüße aus München, das war sehr schön. É só isso, não é?
+¿Qué tiempo hará mañana? L'été dernier, nous étions à la plage. Schöne Grüße aus München, das war sehr schön. \
+É só isso, não é?
 😀 😃 😂 🤣 😊 😍 🤔 😭 👍 👋 🙏 🎉 🚀 🔥 ✨ ✅ ❌ ⚠️ ❤️ 💡 📦 🐍 👩‍💻 👨‍👩‍👧 🇫🇷 🇯🇵 🇨🇳
 “Quoted” text — with dashes … and bullets • one • two → three × four ≤ five €6
 """
@@ -81,7 +84,7 @@ SENTENCE_WEIGHT = 60  # against 4 MB of English and Python: enough that chat phr
 def training_texts() -> list[str]:
     """The whole training text, in a fixed order."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    sources = [(library / f"{name}.py").read_text("utf-8") for name in SOURCES]
+    sources = [(library / f"{name}.py").read_text("utf-8") for name in SOURCES.split()]
     topics = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
     return topics * 2 + sources + [SENTENCES] * SENTENCE_WEIGHT
 
@@ -117,9 +120,9 @@ def with_added_tokens(tokenizer: Tokenizer) -> dict:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": i < len(SPECIAL),
+            "special": i < len(SPECIAL.split()),
         }
-        for i, content in enumerate(SPECIAL + PLAIN)
+        for i, content in enumerate(SPECIAL.split() + PLAIN.split())
     ]
     return data
 
@@ -131,7 +134,7 @@ def tokenizer_config() -> dict:
         "clean_up_tokenization_spaces": False,
         "do_lower_case": False,
         "eos_token": "<|endoftext|>",
-        "extra_special_tokens": SPECIAL,
+        "extra_special_tokens": SPECIAL.split(),
         "is_local": True,
         "model_max_length": 1048576,
         "model_specific_special_tokens": {},
