@@ -1,0 +1,135 @@
+"""The native prefix tree against a dictionary of prefixes, under any order of calls. [R27] [R13]"""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from glm53d._native import page_hashes
+from glm53d.kv import books
+from glm53d.kv.pages import PagePool
+from glm53d.kv.prefix import PrefixTree
+
+PAGES = 24
+prompts = st.lists(st.integers(0, 1), max_size=8)  # page contents; two kinds make every sort of overlap
+
+
+def hashes_of(prompt: list[int]) -> np.ndarray:
+    return page_hashes(np.array(prompt, np.int32), 1, bytes(16), b"")
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Model: `cached`, prefix -> page, and `locks`, a list of (node, prefix).
+
+    What evict() drops must be a leaf that nobody locks, in the order in which the prefixes were last used.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.tree = PagePool(PAGES, debug=True), PrefixTree(1)
+        self.cached: dict[tuple[int, ...], int] = {}
+        self.used: dict[tuple[int, ...], int] = {}
+        self.locks: list[tuple[int, tuple[int, ...]]] = []
+        self.now = 0
+
+    def cached_len(self, prompt: list[int]) -> int:
+        n = 0
+        while n < len(prompt) and tuple(prompt[: n + 1]) in self.cached:
+            n += 1
+        return n
+
+    def prefix_pages(self, prefix: tuple[int, ...]) -> list[int]:
+        return [self.cached[prefix[: i + 1]] for i in range(len(prefix))]
+
+    def use(self, prefix: tuple[int, ...]) -> None:
+        for i in range(len(prefix)):
+            self.used[prefix[: i + 1]] = self.now
+
+    def locked(self) -> set[tuple[int, ...]]:
+        return {prefix[: i + 1] for _, prefix in self.locks for i in range(len(prefix))}
+
+    def dropped(self, pages: np.ndarray) -> None:
+        """Take what evict() returned out of the model, checking each page as it goes."""
+        by_page = {page: prefix for prefix, page in self.cached.items()}
+        for page in pages.tolist():
+            prefix = by_page[page]
+            assert prefix not in self.locked()
+            assert not any(other[:-1] == prefix for other in self.cached)
+            del self.cached[prefix]
+            del self.used[prefix]
+        self.pool.free(pages)
+
+    @rule(prompt=prompts, keep=st.booleans())
+    def match_and_insert(self, prompt, keep):
+        self.now += 1
+        num_pages, node = self.tree.match(hashes_of(prompt), self.now)
+        assert num_pages == self.cached_len(prompt)
+        assert self.tree.pages(node).tolist() == self.prefix_pages(tuple(prompt[:num_pages]))
+        self.use(tuple(prompt[:num_pages]))
+        fresh = self.pool.alloc(len(prompt) - num_pages)
+        if fresh is None:
+            prompt = prompt[:num_pages]
+        else:
+            node, owned = self.tree.insert(node, hashes_of(prompt)[num_pages:], fresh, self.now)
+            assert owned.tolist() == fresh.tolist()
+            self.cached |= {tuple(prompt[: num_pages + i + 1]): int(page) for i, page in enumerate(owned)}
+            self.use(tuple(prompt))
+        if keep:
+            self.tree.lock(node)
+            self.locks.append((node, tuple(prompt)))
+
+    @rule(prompt=prompts)
+    def insert_from_the_root_keeps_the_trees_own_pages(self, prompt):
+        self.now += 1
+        mine = self.pool.alloc(len(prompt))
+        if mine is None:
+            return
+        node, owned = self.tree.insert(0, hashes_of(prompt), mine, self.now)
+        self.pool.free(mine[owned != mine])
+        for i, page in enumerate(owned.tolist()):
+            assert page == self.cached.get(tuple(prompt[: i + 1]), int(mine[i]))
+            self.cached[tuple(prompt[: i + 1])] = page
+        self.use(tuple(prompt))
+        assert self.tree.pages(node).tolist() == owned.tolist()
+
+    @rule(prompt=prompts)
+    def peek_changes_nothing(self, prompt):
+        nodes = self.tree.num_nodes
+        assert self.tree.peek(hashes_of(prompt)) == self.cached_len(prompt)
+        assert self.tree.num_nodes == nodes
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data):
+        node, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        self.tree.unlock(node)
+
+    @rule(n=st.integers(0, PAGES))
+    def evict(self, n):
+        free_before = set(self.cached) - self.locked()
+        pages = self.tree.evict(n)
+        assert len(pages) == min(n, len(free_before))
+        uses = {page: self.used[prefix] for prefix, page in self.cached.items()}
+        order = [uses[page] for page in pages.tolist()]
+        kept_leaves = [p for p in free_before if not any(q[:-1] == p for q in self.cached)]
+        self.dropped(pages)
+        assert order == sorted(order)
+        assert all(self.used[p] >= max(order, default=0) for p in kept_leaves if p in self.cached)
+
+    @rule()
+    def clear_unlocked(self):
+        self.dropped(self.tree.clear_unlocked())
+        assert set(self.cached) == self.locked()
+
+    @invariant()
+    def everything_balances(self):
+        books.check(self.pool, self.tree, np.empty(0, np.int32))
+        assert self.tree.num_pages == len(self.cached)
+        assert self.tree.locked_pages == len(self.locked())
+        assert self.tree.evictable_pages == len(self.cached) - len(self.locked())
+        for node, prefix in self.locks:
+            assert self.tree.pages(node).tolist() == self.prefix_pages(prefix)
+
+
+TestTree = TreeMachine.TestCase
+TestTree.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
