@@ -129,7 +129,9 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(float, temperature)                                                  \
   F(float, top_p)                                                        \
   F(float, min_p)                                                        \
-  F(int32_t, dp_rank)
+  F(int32_t, dp_rank)                                                    \
+  F(uint32_t, num_prompt_ids)                                            \
+  F(uint32_t, num_output_ids)  /* before it took the slot: resumed */
 
 // Batch ring: what one step runs on every rank. glm53d/ipc/batch.py names the tail's arrays and their order.
 #define GLM53D_BATCH_RECORD(F, A)                                        \
@@ -206,7 +208,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(ControlRecord, GLM53D_CONTROL_RECORD, 16)                            \
   X(ControlResultRecord, GLM53D_CONTROL_RESULT_RECORD, 24)               \
   X(OutputRecord, GLM53D_OUTPUT_RECORD, 120)                             \
-  X(SlotInit, GLM53D_SLOT_INIT, 32)                                      \
+  X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
   X(LoadRow, GLM53D_LOAD_ROW, 152)                                       \

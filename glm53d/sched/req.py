@@ -1,0 +1,167 @@
+"""Req, one request as its scheduler sees it, and Slots, what changes every step of those that run, as arrays. [R33]"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from glm53d.ipc.records import GENERATE, OUTPUT, FinishReason, align8
+
+
+class ReqState(IntEnum):
+    """Where a request stands. Legal changes are in NEXT."""
+
+    WAITING = 0  # in the queue: new or retracted; holds no page
+    PREFILL = 1  # has a slot and pages, its prompt is not computed to the end
+    DECODE = 2  # one token per step
+    DONE = 3  # nothing of it is left
+
+
+NEXT = {
+    ReqState.WAITING: (ReqState.PREFILL, ReqState.DONE),
+    ReqState.PREFILL: (ReqState.DECODE, ReqState.WAITING, ReqState.DONE),
+    ReqState.DECODE: (ReqState.WAITING, ReqState.DONE),
+    ReqState.DONE: (),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """One request. Owned by one Scheduler; nothing else keeps a reference.
+
+    While it waits, tokens is its whole sequence: the prompt and what it has put out. While it runs, tokens is what it was
+    admitted with and the scheduler's token log has what came since; the numbers that change are in Slots.
+    """
+
+    handle: int
+    head: np.void  # GENERATE: parameters as main sent them
+    tokens: np.ndarray  # [num_tokens] int32
+    num_prompt_ids: int
+    num_output_ids: int  # while it waits; Slots.num_output while it runs
+    hashes: np.ndarray  # [n, 2] uint64 of the sequence's full pages, as far as known
+    stop_ids: np.ndarray  # int32, beyond the model's own end-of-turn ids
+    rid: str
+    order: int  # arrival number: the queue's order within a priority
+    state: ReqState = ReqState.WAITING
+    slot: int = -1
+    dp_rank: int = -1
+    node: int = 0  # of the prefix tree, locked while it runs
+    tree_pages: int = 0  # leading pages of its table that the tree owns; the others are its own
+    cached_tokens: int = -1  # found at first admission, never changed after [F-D7]
+    num_retractions: int = 0
+    inbox_ns: int = 0
+    waiting_since_ns: int = 0
+    queue_ns: int = 0
+    admitted_ns: int = 0
+
+    def become(self, state: ReqState) -> None:
+        """The one way to change state."""
+        assert state in NEXT[self.state], f"request {self.handle:#x}: {self.state.name} -> {state.name}"
+        self.state = state
+
+    @classmethod
+    def from_record(cls, data: bytes, order: int, now_ns: int) -> "Req":
+        """A request as main sent it; a resumed one comes with the ids it has already put out. [R53]"""
+        head = np.frombuffer(data, GENERATE, 1)[0]
+        offset = GENERATE.itemsize
+
+        def part(dtype: type, count: int) -> np.ndarray:
+            nonlocal offset
+            array = np.frombuffer(data, dtype, count, offset)
+            offset += align8(array.nbytes)
+            return array
+
+        prompt = part(np.int32, int(head["num_prompt_ids"]))
+        output = part(np.int32, int(head["num_output_ids"]))
+        hashes = part(np.uint64, 2 * int(head["num_page_hashes"])).reshape(-1, 2)
+        stop_ids = part(np.int32, int(head["num_stop_ids"]))
+        for name, size in (("stop_bytes", 1), ("num_logit_bias", 8), ("grammar_bytes", 1)):
+            offset += align8(int(head[name]) * size)
+        rid = bytes(part(np.uint8, int(head["rid_bytes"]))).decode()
+        cached = int(head["cached_device"])
+        return cls(
+            handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
+            num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids, rid=rid, order=order,
+            cached_tokens=cached, inbox_ns=now_ns, waiting_since_ns=now_ns,
+        )  # fmt: skip
+
+
+class Slots:
+    """What changes every step of the requests that run, by slot. Owned by one Scheduler.
+
+    For a running slot: 0 <= prefix_len < seq_len, KV exists for the first prefix_len tokens, and pages are there for the
+    tokens of the next step. sent <= num_output: ids in between wait for the throttle.
+    """
+
+    def __init__(self, max_slots: int, page_size: int):
+        self.page_size = page_size
+        self.seq_len = np.zeros(max_slots, np.int64)  # tokens known: prompt and output
+        self.prefix_len = np.zeros(max_slots, np.int64)
+        self.num_output = np.zeros(max_slots, np.int64)
+        self.max_output = np.zeros(max_slots, np.int64)
+        self.ignore_eos = np.zeros(max_slots, bool)
+        self.has_stop_ids = np.zeros(max_slots, bool)
+        self.num_pages = np.zeros(max_slots, np.int64)
+        self.table = np.zeros((max_slots, 64), np.int32)  # page numbers; columns double on need
+        self.sent = np.zeros(max_slots, np.int64)
+        self.interval = np.ones(max_slots, np.int64)
+        self.out_heads = np.zeros(max_slots, OUTPUT)  # each slot's next output record, kept up to date
+        self.reqs: list[Req | None] = [None] * max_slots
+        self._free = list(range(max_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, req: Req, max_output: int, now_ns: int) -> int:
+        """Give a waiting request a slot and fill the slot's row."""
+        slot = self._free.pop()
+        head = req.head
+        self.reqs[slot] = req
+        req.slot = slot
+        self.seq_len[slot] = len(req.tokens)
+        self.prefix_len[slot] = 0
+        self.num_output[slot] = self.sent[slot] = req.num_output_ids
+        self.max_output[slot] = max_output
+        self.ignore_eos[slot] = bool(int(head["flags"]) & 1)
+        self.has_stop_ids[slot] = len(req.stop_ids) > 0
+        self.num_pages[slot] = 0
+        self.interval[slot] = max(1, int(head["stream_interval"]))
+        self.out_heads[slot] = out_head(req)
+        self.out_heads[slot]["admitted_ns"] = req.admitted_ns
+        return slot
+
+    def release(self, req: Req) -> None:
+        """Take the slot back; its pages are already gone."""
+        self.reqs[req.slot] = None
+        self._free.append(req.slot)
+        req.slot = -1
+
+    def add_pages(self, slot: int, pages: np.ndarray) -> None:
+        """Append pages to a slot's table."""
+        have, need = int(self.num_pages[slot]), int(self.num_pages[slot]) + len(pages)
+        if need > self.table.shape[1]:
+            self._widen(need)
+        self.table[slot, have:need] = pages
+        self.num_pages[slot] = need
+
+    def _widen(self, need: int) -> None:
+        wider = np.zeros((len(self.table), max(need, 2 * self.table.shape[1])), np.int32)
+        wider[:, : self.table.shape[1]] = self.table
+        self.table = wider
+
+
+def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> np.void:
+    """The fixed part of an output record of a request, as far as it does not change from step to step."""
+    head = np.zeros(1, OUTPUT)[0]
+    head["handle"] = req.handle
+    head["finish_reason"] = reason
+    head["matched_id"] = head["matched_stop"] = -1
+    head["num_prompt_ids"] = req.num_prompt_ids
+    head["token_offset"] = head["num_output_ids"] = req.num_output_ids
+    head["cached_device"] = max(0, req.cached_tokens)
+    head["num_retractions"] = req.num_retractions
+    head["dp_rank"] = req.dp_rank
+    head["inbox_ns"] = req.inbox_ns
+    head["queue_ns"] = req.queue_ns
+    return head

@@ -1,0 +1,461 @@
+"""The scheduler of the whole node: what every rank computes next, and which pages it may use. [R26]–[R31]
+
+    receive() ─► waiting ──admit──► prefilling ──► decoding ──► done          one Scheduler, on rank 0, plans for all ranks
+                    ▲                   │              │
+                    └────── retract ────┴──────────────┘          next_batch() ─► Batch ─► StepResult ─► results.apply()
+
+Integers in, Batch out: no clock (times are passed in), no thread, no torch. Recency is the step number. Each attention-DP rank
+has its own page pool and prefix tree; slots are numbered over the whole node.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from glm53d._native import TokenLog, page_hashes
+from glm53d.ipc.batch import Batch
+from glm53d.ipc.records import PROBE, ROW_FEED, ROW_SAMPLE, SLOT_INIT, FinishReason
+from glm53d.kv.books import check as check_books
+from glm53d.kv.pages import PagePool
+from glm53d.kv.prefix import PrefixTree
+from glm53d.sched import policy
+from glm53d.sched.placement import RankLoad, least_cost
+from glm53d.sched.req import Req, ReqState, Slots
+from glm53d.sched.throttle import Throttle
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What was found at start: the ranks' pools and the model's context."""
+
+    attn_dp_size: int
+    num_pages: int  # per attention-DP rank
+    page_size: int
+    max_context_len: int
+    max_running: int
+    max_step_tokens: int  # per attention-DP rank
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    hash_key: bytes = bytes(16)
+    debug: bool = False  # check the books after every step
+
+    @property
+    def max_req_input_len(self) -> int:
+        """The longest prompt that can be served: one output token must fit behind it."""
+        return min(self.max_context_len, self.num_pages * self.page_size) - 1
+
+
+@dataclass(slots=True, eq=False)
+class DpRank:
+    """One attention-DP rank's pool, tree and running requests."""
+
+    pool: PagePool
+    tree: PrefixTree
+    prefilling: list[Req] = field(default_factory=list)  # admission order
+    decoding: list[int] = field(default_factory=list)  # slots, admission order
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the world began; the leader publishes them on the board."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    decode_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    retracted: int = 0
+    stale: int = 0
+    books_checked: int = 0
+
+
+class Scheduler:
+    """Plans one step at a time for all ranks."""
+
+    def __init__(self, limits: Limits, world_id: int = 0):
+        self.limits = limits
+        self.world_id = world_id
+        self.ranks = [
+            DpRank(PagePool(limits.num_pages), PrefixTree(limits.page_size)) for _ in range(limits.attn_dp_size)
+        ]
+        self.slots = Slots(limits.max_running, limits.page_size)
+        self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
+        self.reqs: dict[int, Req] = {}  # by handle: waiting and running
+        self.throttle = Throttle(self.slots, self.log)
+        self.counters = Counters()
+        self.step = 0
+        self.is_eos = np.zeros(limits.vocab_size, bool)
+        self.is_eos[list(limits.eos_ids)] = True
+        self._waiting: list[tuple[tuple[int, int], Req]] = []  # heap; DONE entries are skipped when they come up
+        self._num_waiting = 0
+        self._waiting_tokens = 0
+        self._arrivals = 0
+        self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
+        self._inits: list[Req] = []
+        self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
+
+    # ---- inbox -------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now_ns: int) -> None:
+        """A generate record from main. A health probe is answered at once while others run. [R4]"""
+        req = Req.from_record(data, self._arrivals, now_ns)
+        self._arrivals += 1
+        if int(req.head["flags"]) & PROBE and self.num_running:
+            self.throttle.finish_unadmitted(req, FinishReason.STOP)
+            return
+        if len(req.tokens) > self.limits.max_req_input_len:
+            message = f"context_length_exceeded: {len(req.tokens)} tokens, at most {self.limits.max_req_input_len} fit"
+            self.throttle.finish_unadmitted(req, FinishReason.ERROR, message)
+            return
+        self.reqs[req.handle] = req
+        self._enqueue(req)
+
+    def abort(self, handle: int) -> None:
+        """Forget a request, in whatever state; its computed pages stay cached. An unknown handle is stale. [R12] [R22]"""
+        req = self.reqs.get(handle)
+        if req is None:
+            self.counters.stale += 1
+            return
+        self.counters.aborted += 1
+        if req.state is ReqState.WAITING:
+            req.become(ReqState.DONE)
+            self._leave_queue(req)
+            self._forget(req)
+            self.throttle.finish_unadmitted(req, FinishReason.ABORT)
+        else:
+            self.throttle.finish(req, FinishReason.ABORT)
+            self.finish(req)
+
+    def abort_all(self) -> None:
+        """Abort whatever is waiting or running."""
+        for handle in list(self.reqs):
+            self.abort(handle)
+
+    # ---- the plan ----------------------------------------------------------------------------------------------------
+
+    def next_batch(self, now_ns: int) -> Batch | None:
+        """Choose the tokens every rank computes next; None when nothing can run. [R29]
+
+        Every decoding request gets its token; what is left of each rank's max_step_tokens extends admitted prompts in
+        admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays an
+        ITL by more than one step of max_step_tokens.
+        """
+        self._grow_tables()
+        decode = self.decoding_slots()
+        budget = [self.limits.max_step_tokens - len(rank.decoding) for rank in self.ranks]
+        chunks: list[tuple[Req, int]] = []
+        for dp_rank, rank in enumerate(self.ranks):
+            for req in rank.prefilling:
+                budget[dp_rank] -= self._take_chunk(req, budget[dp_rank], chunks)
+        while (req := self._admit(budget, now_ns)) is not None:
+            budget[req.dp_rank] -= self._take_chunk(req, budget[req.dp_rank], chunks)
+        if not len(decode) and not chunks:
+            return None
+        return self._build(decode, chunks)
+
+    def decoding_slots(self) -> np.ndarray:
+        """Slots of decoding requests, ordered by rank."""
+        if self._decode_slots is None:
+            self._decode_slots = np.array([slot for rank in self.ranks for slot in rank.decoding], np.int32)
+        return self._decode_slots
+
+    def _grow_tables(self) -> None:
+        """See that each decoding request has a page for its next token; retract or end some where none is left. [R30]"""
+        slots, size = self.slots, self.limits.page_size
+        decode = self.decoding_slots()
+        for slot in decode[slots.seq_len[decode] > slots.num_pages[decode] * size]:
+            req = slots.reqs[slot]
+            if req is None or req.state is not ReqState.DECODE:
+                continue  # retracted for one before it
+            page = self._pages_for_running(req)
+            if page is not None:
+                self._append_pages(req, page)
+
+    def _pages_for_running(self, req: Req) -> np.ndarray | None:
+        """One page for a running request, retracting others until there is one; None when it had to go itself."""
+        rank = self.ranks[req.dp_rank]
+        while (page := self._allocate(rank, 1)) is None:
+            running = [(r, int(self.slots.num_output[r.slot])) for r in self._running(rank)]
+            loser = policy.victim(running)
+            if loser is None:  # alone and out of pages: the pool is its limit [F-I2]
+                self.throttle.finish(req, FinishReason.LENGTH)
+                self.finish(req)
+                return None
+            self._retract(loser)
+            if loser is req:
+                return None
+        return page
+
+    def _take_chunk(self, req: Req, budget: int, chunks: list[tuple[Req, int]]) -> int:
+        left = len(req.tokens) - int(self.slots.prefix_len[req.slot])
+        num_tokens = min(left, budget)
+        if num_tokens > 0:
+            chunks.append((req, num_tokens))
+        return max(0, num_tokens)
+
+    def _build(self, decode: np.ndarray, chunks: list[tuple[Req, int]]) -> Batch:
+        """Put decode rows and chunks into one Batch, rows ordered by rank."""
+        slots = self.slots
+        self.step += 1
+        batch = Batch(self.step, self.world_id)
+        num_decode = len(decode)
+        slot = np.concatenate([decode, np.array([req.slot for req, _ in chunks], np.int32)]) if chunks else decode
+        extend = np.ones(len(slot), np.int32)
+        flags = np.full(len(slot), ROW_SAMPLE | ROW_FEED, np.int32)
+        ids = [np.full(num_decode, -1, np.int32)]
+        for i, (req, num_tokens) in enumerate(chunks, num_decode):
+            start = int(slots.prefix_len[req.slot])
+            extend[i] = num_tokens
+            flags[i] = ROW_SAMPLE if start + num_tokens == len(req.tokens) else 0
+            ids.append(req.tokens[start : start + num_tokens])
+        batch.row_slot, batch.row_extend_len, batch.row_flags = slot, extend, flags
+        batch.row_prefix_len = slots.prefix_len[slot].astype(np.int32)
+        batch.input_ids = np.concatenate(ids) if chunks else ids[0]
+        batch.row_dp_rank = np.zeros(len(slot), np.int32)
+        if len(self.ranks) > 1:
+            self._sort_rows(batch)
+        batch.dp_num_tokens = np.bincount(
+            batch.row_dp_rank, weights=batch.row_extend_len, minlength=len(self.ranks)
+        ).astype(np.int32)
+        self._add_changes(batch)
+        return batch
+
+    def _sort_rows(self, batch: Batch) -> None:
+        dp_rank = np.array([self.slots.reqs[s].dp_rank for s in batch.row_slot], np.int32)  # type: ignore[union-attr]
+        order = np.argsort(dp_rank, kind="stable")
+        starts = np.cumsum(batch.row_extend_len) - batch.row_extend_len
+        batch.input_ids = np.concatenate([batch.input_ids[starts[i] : starts[i] + batch.row_extend_len[i]] for i in order])
+        batch.row_dp_rank = dp_rank[order]
+        for name in ("row_slot", "row_extend_len", "row_flags", "row_prefix_len"):
+            setattr(batch, name, getattr(batch, name)[order])
+
+    def _add_changes(self, batch: Batch) -> None:
+        """Put what ranks must know before the step into the batch: new slots' parameters, new pages in tables."""
+        if self._inits:
+            batch.inits = np.zeros(len(self._inits), SLOT_INIT)
+            for row, req in zip(batch.inits, self._inits, strict=True):
+                row["slot"], row["dp_rank"] = req.slot, req.dp_rank
+                row["num_prompt_ids"], row["num_output_ids"] = req.num_prompt_ids, req.num_output_ids
+                for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
+                    row[name] = req.head[name]
+            self._inits = []
+        if self._runs:
+            batch.run_slot = np.array([slot for slot, _, _ in self._runs], np.int32)
+            batch.run_start = np.array([start for _, start, _ in self._runs], np.int32)
+            batch.run_count = np.array([len(pages) for _, _, pages in self._runs], np.int32)
+            batch.pages = np.concatenate([pages for _, _, pages in self._runs])
+            self._runs = []
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, budget: list[int], now_ns: int) -> Req | None:
+        """Admit the request at the head of the queue if a rank has room, pages and budget for it. [R28]
+
+        Nothing overtakes the head, so a huge request is not starved by small ones. Its pages are taken whole, with one
+        page of headroom per decoding request, so that admission does not force a retraction at once.
+        """
+        if not self.slots.num_free or (req := self._head()) is None:
+            return None
+        size = self.limits.page_size
+        usable = policy.usable_prefix(len(req.tokens), size)
+        self._hash_up_to(req, usable)
+        for dp_rank in self._preference(req, usable):
+            rank = self.ranks[dp_rank]
+            if budget[dp_rank] <= 0:
+                continue
+            matched, node = rank.tree.match(req.hashes[:usable], self.step)
+            need = policy.pages_for(len(req.tokens), size) - matched
+            rank.tree.lock(node)  # before evicting, or the match itself could go
+            pages = self._allocate(rank, need, headroom=len(rank.decoding))
+            if pages is None:
+                rank.tree.unlock(node)
+                continue
+            self._leave_queue(req)
+            self._start(req, dp_rank, node, rank.tree.pages(node), pages, now_ns)
+            return req
+        return None
+
+    def _preference(self, req: Req, usable: int) -> list[int]:
+        wanted = int(req.head["dp_rank"])
+        if wanted >= 0:
+            return [wanted]
+        if len(self.ranks) == 1:
+            return [0]
+        size = self.limits.page_size
+        loads = [
+            RankLoad(
+                queued_prefill=sum(len(r.tokens) - int(self.slots.prefix_len[r.slot]) for r in rank.prefilling),
+                running=int(self.slots.seq_len[rank.decoding].sum()),
+                cached=rank.tree.peek(req.hashes[:usable]) * size,
+            )
+            for rank in self.ranks
+        ]
+        turn = req.order % len(self.ranks)
+        return least_cost(len(req.tokens), loads, [*range(turn, len(self.ranks)), *range(turn)])
+
+    def _start(self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, now_ns: int) -> None:
+        cached = len(matched) * self.limits.page_size
+        if req.cached_tokens < 0:
+            req.cached_tokens = cached
+            self.counters.cached_tokens += cached
+        req.become(ReqState.PREFILL)
+        req.dp_rank, req.node, req.tree_pages = dp_rank, node, len(matched)
+        req.queue_ns += now_ns - req.waiting_since_ns
+        req.admitted_ns = req.admitted_ns or now_ns
+        slot = self.slots.take(req, self._max_output(req), now_ns)
+        self.slots.prefix_len[slot] = cached
+        self.log.reset(slot, np.empty(0, np.int32))
+        self._inits.append(req)
+        self._append_pages(req, np.concatenate([matched, pages]))
+        self.ranks[dp_rank].prefilling.append(req)
+
+    def _max_output(self, req: Req) -> int:
+        room = min(self.limits.max_context_len, self.limits.num_pages * self.limits.page_size) - req.num_prompt_ids
+        return min(int(req.head["max_new_tokens"]), room)
+
+    def _allocate(self, rank: DpRank, count: int, headroom: int = 0) -> np.ndarray | None:
+        """Pages from the pool, evicting what nobody uses; None, with nothing changed, when there are too few."""
+        short = count + headroom - rank.pool.num_free
+        if short > rank.tree.evictable_pages:
+            return None
+        if short > 0:
+            rank.pool.free(rank.tree.evict(short))
+        return rank.pool.alloc(count)
+
+    def _append_pages(self, req: Req, pages: np.ndarray) -> None:
+        self._runs.append((req.slot, int(self.slots.num_pages[req.slot]), pages))
+        self.slots.add_pages(req.slot, pages)
+
+    # ---- leaving -----------------------------------------------------------------------------------------------------
+
+    def prompt_done(self, req: Req) -> None:
+        """A request's last prompt token was computed: from now on it decodes."""
+        req.become(ReqState.DECODE)
+        rank = self.ranks[req.dp_rank]
+        rank.prefilling.remove(req)
+        rank.decoding.append(req.slot)
+        self._decode_slots = None
+
+    def keep_prefix(self, req: Req) -> None:
+        """Hand a request's computed full pages to the prefix tree, so that others share them from now on."""
+        rank, slot = self.ranks[req.dp_rank], req.slot
+        full = int(self.slots.prefix_len[slot]) // self.limits.page_size
+        if full <= req.tree_pages:
+            return
+        self._hash_up_to(req, full)
+        mine = self.slots.table[slot, req.tree_pages : full].copy()
+        node, kept = rank.tree.insert(req.node, req.hashes[req.tree_pages : full], mine, self.step)
+        rank.tree.lock(node)
+        rank.tree.unlock(req.node)
+        twice = kept != mine  # another request was first: use its pages, give ours back
+        if twice.any():
+            self.slots.table[slot, req.tree_pages : full] = kept
+            self._runs.append((slot, req.tree_pages, kept))
+            rank.pool.free(mine[twice])
+        req.node, req.tree_pages = node, full
+
+    def finish(self, req: Req) -> None:
+        """A running request is over: its full pages stay cached, the rest and its slot are free."""
+        self._leave_rank(req)
+        req.become(ReqState.DONE)
+        self._forget(req)
+        self.counters.finished += 1
+
+    def _retract(self, req: Req) -> None:
+        """Send a running request back to the queue with its tokens kept; clients see a pause only. [R22] [R30]"""
+        req.tokens = np.concatenate([req.tokens, self.log.get(req.slot)])
+        req.num_output_ids = int(self.slots.num_output[req.slot])
+        self.throttle.flush(req)
+        self._leave_rank(req)
+        req.become(ReqState.WAITING)
+        req.num_retractions += 1
+        req.waiting_since_ns = self.throttle.now_ns
+        self.counters.retracted += 1
+        self._enqueue(req)
+
+    def _leave_rank(self, req: Req) -> None:
+        rank, slot = self.ranks[req.dp_rank], req.slot
+        self.keep_prefix(req)
+        rank.pool.free(self.slots.table[slot, req.tree_pages : int(self.slots.num_pages[slot])].copy())
+        rank.tree.unlock(req.node)
+        req.node = req.tree_pages = 0
+        if req.state is ReqState.PREFILL:
+            rank.prefilling.remove(req)
+        else:
+            rank.decoding.remove(slot)
+            self._decode_slots = None
+        self._inits = [other for other in self._inits if other is not req]
+        self._runs = [run for run in self._runs if run[0] != slot]
+        self.log.clear(slot)
+        self.slots.release(req)
+
+    def _forget(self, req: Req) -> None:
+        del self.reqs[req.handle]
+
+    # ---- the queue ---------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, req: Req) -> None:
+        heapq.heappush(self._waiting, (policy.queue_key(req), req))
+        self._num_waiting += 1
+        self._waiting_tokens += len(req.tokens)
+
+    def _head(self) -> Req | None:
+        while self._waiting and self._waiting[0][1].state is not ReqState.WAITING:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
+
+    def _leave_queue(self, req: Req) -> None:
+        """Admitted or aborted. An entry aborted further back is skipped when it comes up, or goes when half are such."""
+        self._num_waiting -= 1
+        self._waiting_tokens -= len(req.tokens)
+        if req is self._waiting[0][1]:
+            heapq.heappop(self._waiting)
+        elif len(self._waiting) > 2 * self._num_waiting + 64:
+            self._waiting = [entry for entry in self._waiting if entry[1].state is ReqState.WAITING]
+            heapq.heapify(self._waiting)
+
+    # ---- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return self.limits.max_running - self.slots.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting_tokens
+
+    def _running(self, rank: DpRank) -> Iterator[Req]:
+        yield from rank.prefilling
+        for slot in rank.decoding:
+            req = self.slots.reqs[slot]
+            assert req is not None
+            yield req
+
+    def owned_pages(self, rank: DpRank) -> np.ndarray:
+        """Pages that one running request holds alone, for the books."""
+        tables = [self.slots.table[r.slot, r.tree_pages : int(self.slots.num_pages[r.slot])] for r in self._running(rank)]
+        return np.concatenate(tables) if tables else np.empty(0, np.int32)
+
+    def check(self) -> None:
+        """Raise with detail when pages and tree do not balance. [R13] [R31]"""
+        for rank in self.ranks:
+            check_books(rank.pool, rank.tree, self.owned_pages(rank))
+        self.counters.books_checked += 1
+
+    def _hash_up_to(self, req: Req, count: int) -> None:
+        """Know the hashes of a sequence's first `count` pages; main sent those of the prompt. [R19]"""
+        have, size = len(req.hashes), self.limits.page_size
+        if have >= count:
+            return
+        tokens = req.tokens
+        if count * size > len(tokens):  # output since admission is in the log
+            tokens = np.concatenate([tokens, self.log.get(req.slot)])
+        more = page_hashes(tokens[have * size : count * size], size, self.limits.hash_key, req.hashes[-1].tobytes() if have else b"")
+        req.hashes = np.concatenate([req.hashes, more])

@@ -1,0 +1,68 @@
+"""Which tokens leave now, as output records. [R37] [R38]
+
+A request's first token goes at once; then a record leaves when `interval` tokens are not yet sent, or at its end. "Not yet
+sent" decides, not "multiple of", so several tokens per step never skip a record. When the output ring is full nothing is lost
+and nobody waits: ids stay in the token log and go with the next record; a last record is kept until it fits.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from glm53d._native import TokenLog
+from glm53d.ipc.records import FinishReason
+from glm53d.sched.req import Req, Slots, out_head
+
+
+class Throttle:
+    """Makes output records of what has been put out. Owned by one Scheduler; the leader sends what take() gives."""
+
+    def __init__(self, slots: Slots, log: TokenLog):
+        self._slots = slots
+        self._log = log
+        self.now_ns = 0  # of the step being processed; set by the leader before each
+        self._last: deque[tuple[np.ndarray, np.ndarray, bytes]] = deque()  # (head [1], ids, error): of requests that are gone
+
+    def due(self, slots: np.ndarray) -> np.ndarray:
+        """Those of the given slots whose unsent ids should leave now."""
+        s = self._slots
+        unsent = s.num_output[slots] - s.sent[slots]
+        return slots[(unsent >= s.interval[slots]) | ((s.sent[slots] == 0) & (unsent > 0))]
+
+    def records(self, due: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Output records of due slots: (heads [n] OUTPUT, ids int32 flat). mark_sent() says which of them left."""
+        s = self._slots
+        sent, total = s.sent[due], s.num_output[due]
+        heads = s.out_heads[due]
+        heads["token_offset"] = sent
+        heads["num_ids"] = total - sent
+        heads["num_output_ids"] = total
+        heads["last_token_ns"] = self.now_ns
+        return heads, self._log.tails(due, (total - sent).astype(np.int32))
+
+    def mark_sent(self, due: np.ndarray) -> None:
+        """The records of these slots are in the ring."""
+        self._slots.sent[due] = self._slots.num_output[due]
+
+    def finish(self, req: Req, reason: FinishReason, matched_id: int = -1) -> None:
+        """A running request's last record, with all that is unsent."""
+        heads, ids = self.records(np.array([req.slot], np.int32))
+        heads["finish_reason"], heads["matched_id"] = reason, matched_id
+        self._last.append((heads, ids, b""))
+
+    def flush(self, req: Req) -> None:
+        """Everything unsent of a running request that loses its slot."""
+        due = np.array([req.slot], np.int32)
+        if self._slots.sent[req.slot] < self._slots.num_output[req.slot]:
+            self._last.append((*self.records(due), b""))
+            self.mark_sent(due)
+
+    def finish_unadmitted(self, req: Req, reason: FinishReason, message: str = "") -> None:
+        """The only record of a request that never ran, or is waiting."""
+        head = np.array([out_head(req, reason)])
+        head["error_bytes"] = len(message.encode())
+        self._last.append((head, np.empty(0, np.int32), message.encode()))
+
+    def take_last(self) -> deque[tuple[np.ndarray, np.ndarray, bytes]]:
+        """Records of requests that left their slot, oldest first; the leader removes from the left what it has sent."""
+        return self._last

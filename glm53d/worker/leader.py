@@ -1,0 +1,160 @@
+"""Rank 0's loop: inbox -> plan -> run -> results -> outputs -> board. Conducts; everyone it calls returns to it."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm53d._native import RingReader
+from glm53d.errors import EngineError
+from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.channels import LeaderEnds
+from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, RecordType
+from glm53d.obs.log import get_logger
+from glm53d.runner.base import Runner
+from glm53d.sched import results
+from glm53d.sched.scheduler import Scheduler
+
+log = get_logger(__name__)
+
+IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
+
+
+@dataclass(slots=True, eq=False)
+class Leader:
+    """Plans for all ranks and runs its own share. One thread; returns when main asks for shutdown or is gone."""
+
+    sched: Scheduler
+    runner: Runner
+    ends: LeaderEnds
+    spin_ns: int
+    step_timeout_ns: int
+    stopping: bool = False
+    last_step_ns: int = 0
+    _books_at: tuple[int, int] = (-1, -1)
+
+    def run(self) -> None:
+        """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
+        while not self.stopping:
+            self.drain_inbox()
+            batch = self.sched.next_batch(time.monotonic_ns())
+            if batch is None:
+                self.send_outputs()
+                self.on_idle()
+                continue
+            self.run_step(batch)
+            self.send_outputs()
+            self.show_load()
+
+    def drain_inbox(self) -> None:
+        """Take every record main has sent."""
+        now = time.monotonic_ns()
+        for kind, data in self.ends.requests.read_all():
+            if kind == RecordType.GENERATE:
+                self.sched.receive(data, now)
+            elif kind == RecordType.ABORT:
+                self.sched.abort(int(np.frombuffer(data, ABORT, 1)["handle"][0]))
+            elif kind == RecordType.CONTROL:
+                self.control(np.frombuffer(data, CONTROL, 1)[0], data)
+            else:
+                raise EngineError(f"record of unknown type {kind} in the request ring")
+
+    def control(self, record: np.void, data: bytes) -> None:
+        """Do what main asks for, pass on what followers must do too, and answer. [R26]"""
+        if record["op"] != ControlOp.SHUTDOWN:
+            raise EngineError(f"unknown control operation {record['op']}")
+        self.sched.abort_all()
+        self.send_outputs()
+        if self.ends.batches is not None:
+            self.ends.batches.try_write(RecordType.CONTROL, [data])
+        answer = np.zeros(1, CONTROL_RESULT)
+        answer["call_id"], answer["op"] = record["call_id"], record["op"]
+        self.ends.outputs.try_write(RecordType.CONTROL_RESULT, [answer.tobytes()])
+        self.stopping = True
+
+    def run_step(self, batch: Batch) -> None:
+        """Publish the step to every rank, run our share, gather what was sampled, and apply it."""
+        start = time.monotonic_ns()
+        self.show_load(step_start_ns=start)
+        if self.ends.batches is not None and not self.ends.batches.try_write(RecordType.BATCH, [batch.encode()]):
+            raise EngineError("the batch ring is full: a follower does not read")  # it is at most one step behind
+        self.runner.launch(batch)
+        result = self.runner.collect()
+        for ring in self.ends.results:
+            result = merge(result, self.result_of(ring, batch))
+        end = time.monotonic_ns()
+        self.last_step_ns = end - start
+        results.apply(self.sched, batch, result, end)
+        if self.sched.limits.debug:
+            self.sched.check()
+
+    def result_of(self, ring: RingReader, batch: Batch) -> StepResult:
+        """The follower's result of this very step."""
+        if not ring.wait(self.spin_ns, self.step_timeout_ns):
+            raise EngineError(f"a follower gave no result of step {batch.step} in time")
+        kind, data = ring.read()
+        result = StepResult.decode(data)
+        if kind != RecordType.RESULT or result.step != batch.step:
+            raise EngineError(f"a follower answered step {result.step} to step {batch.step}")
+        return result
+
+    def send_outputs(self) -> None:
+        """Put due output records into the ring, with one publish and at most one wake. A full ring leaves them for later."""
+        throttle, ring = self.sched.throttle, self.ends.outputs
+        last = throttle.take_last()
+        while last:
+            head, ids, error = last[0]
+            if not ring.try_append(RecordType.OUTPUT, [head.tobytes(), padded(ids.tobytes()), error]):
+                break
+            last.popleft()
+        if not last:
+            due = throttle.due(self.sched.decoding_slots())
+            if len(due):
+                heads, ids = throttle.records(due)
+                sent = ring.try_append_outputs(heads, ids)
+                throttle.mark_sent(due[:sent])
+        ring.publish()
+
+    def on_idle(self) -> None:
+        """Nothing can run: check the books when something changed, show the load, sleep until main writes. [R31]"""
+        state = (self.sched.step, self.sched.counters.aborted)
+        if self._books_at != state:
+            self.sched.check()
+            self._books_at = state
+        self.show_load()
+        self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
+
+    def show_load(self, step_start_ns: int = 0) -> None:
+        """Write each attention-DP rank's row on the board. [R8]"""
+        sched, c = self.sched, self.sched.counters
+        for i, rank in enumerate(sched.ranks):
+            row = np.zeros(1, LOAD_ROW)
+            free, tree = rank.pool.num_free, rank.tree
+            row[0] = (
+                sched.step, step_start_ns, self.last_step_ns, time.monotonic_ns(),
+                len(rank.decoding) + len(rank.prefilling), sched.num_waiting if i == 0 else 0,
+                int(sched.slots.seq_len[rank.decoding].sum()), sched.waiting_tokens if i == 0 else 0,
+                sched.limits.num_pages, free, tree.evictable_pages, tree.num_pages - tree.evictable_pages,
+                sched.limits.num_pages - free - tree.num_pages, tree.num_nodes,
+                c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted, c.retracted, c.stale,
+                c.books_checked,
+            )  # fmt: skip
+            self.ends.board.write_load(i, row)
+
+
+def padded(data: bytes) -> bytes:
+    """With zeros up to a multiple of 8, where the next part of a record starts."""
+    return data + bytes(-len(data) % 8)
+
+
+def merge(ours: StepResult, theirs: StepResult) -> StepResult:
+    """One result of two: each row was sampled by the one rank that owns its KV."""
+    take = theirs.counts > 0
+    if not take.any():
+        return ours
+    width = max(ours.ids.shape[1], theirs.ids.shape[1])
+    counts, ids = ours.counts.copy(), np.full((len(take), width), -1, np.int32)
+    ids[:, : ours.ids.shape[1]] = ours.ids
+    counts[take] = theirs.counts[take]
+    ids[take, : theirs.ids.shape[1]] = theirs.ids[take]
+    return StepResult(ours.step, counts, ids, ours.start_ns, ours.end_ns)

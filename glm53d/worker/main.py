@@ -1,0 +1,166 @@
+"""A rank's entry: bind to main's life, open the channels, load, report, loop, last words. [R3]"""
+
+import gc
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from glm53d._native import set_parent_death_signal
+from glm53d.config import Config
+from glm53d.errors import EngineError, PeerGone
+from glm53d.ipc.channels import Channels
+from glm53d.ipc.records import RANK_ROW
+from glm53d.obs import log as logs
+from glm53d.runner.base import Loaded, Runner
+from glm53d.sched.scheduler import Limits, Scheduler
+from glm53d.worker import follower
+from glm53d.worker.leader import Leader
+
+log = logs.get_logger(__name__)
+
+STARTING, LOADED, RUNNING, STOPPED, FAILED = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """All a rank is told when it is spawned. Channels can only be pickled while spawning."""
+
+    config: Config
+    channels: Channels
+    world_id: int
+    parent_pid: int
+    rank: int
+    attn_dp_rank: int
+    attn_tp_rank: int
+    ep_rank: int
+    eos_ids: tuple[int, ...]
+    vocab_size: int  # ids the tokenizer has
+    num_base_ids: int  # ids below it are ordinary text
+    tokenizer: Path
+    hash_key: bytes
+
+
+class Report:
+    """This rank's row on the board."""
+
+    def __init__(self, spec: RankSpec, board: "object"):
+        self._board = board
+        self._rank = spec.rank
+        self._row = np.zeros(1, RANK_ROW)
+        self.set(
+            pid=os.getpid(), attn_dp_rank=spec.attn_dp_rank, attn_tp_rank=spec.attn_tp_rank, ep_rank=spec.ep_rank,
+            phase=b"imports", state=STARTING,
+        )  # fmt: skip
+
+    def set(self, **fields: int | bytes) -> None:
+        """Change fields and show the row."""
+        for name, value in fields.items():
+            self._row[0][name] = value
+        self._row[0]["heartbeat_ns"] = time.monotonic_ns()
+        self._board.write_rank(self._rank, self._row)
+
+    def progress(self, phase: str, percent: int) -> None:
+        """Shown by /ready and in the log while loading."""
+        self.set(phase=phase.encode()[:32], percent=percent)
+
+    def loaded(self, loaded: Loaded, max_req_input_len: int, load_ns: int) -> None:
+        """The *loaded* report. [R3]"""
+        self.set(
+            state=LOADED, percent=100, phase=b"loaded", num_pages=loaded.num_pages, page_size=loaded.page_size,
+            max_req_input_len=max_req_input_len, kv_bytes_per_token=loaded.kv_bytes_per_token,
+            weight_bytes=loaded.weight_bytes, load_ns=load_ns,
+        )  # fmt: skip
+
+
+def rank_main(spec: RankSpec) -> None:
+    """The target of torch.multiprocessing's Process. Ends the process with 0 after shutdown, 1 after anything else."""
+    set_parent_death_signal()
+    if os.getppid() != spec.parent_pid:
+        os._exit(1)  # main died before the signal was set
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on: it drains, then tells us
+    logs.setup(spec.config.log.level, f"rank {spec.rank}")
+    if spec.config.world.pin_cpus:
+        os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank % len(spec.config.world.pin_cpus)]})
+    report = Report(spec, spec.channels.board_of(spec.world_id))
+    runner: Runner | None = None
+    try:
+        runner = make_runner(spec)
+        begun = time.monotonic_ns()
+        loaded = runner.load(report.progress)
+        limits = limits_of(spec, loaded)
+        report.loaded(loaded, limits.max_req_input_len, time.monotonic_ns() - begun)
+        gc.collect()
+        gc.freeze()
+        if spec.rank == 0:
+            lead(spec, report, runner, limits)
+        else:
+            ends = spec.channels.follower_ends(spec.world_id, spec.rank)
+            report.set(state=RUNNING)
+            follower.run(runner, ends, spec.world_id, spin_ns(spec), lambda now: report.set())
+        report.set(state=STOPPED)
+    except PeerGone:
+        log.warning("the other end of a channel is gone; this rank ends")
+        report.set(state=STOPPED, last_words=b"the other end of a channel is gone")
+    except BaseException as error:  # last words, whatever it was; the traceback goes to the log
+        log.error("this rank fails: %s\n%s", error, traceback.format_exc())
+        report.set(state=FAILED, last_words=f"{type(error).__name__}: {error}".encode()[:512])
+        raise SystemExit(1) from None
+    finally:
+        if runner is not None:
+            runner.close()
+
+
+def make_runner(spec: RankSpec) -> Runner:
+    """The engine that the configuration names."""
+    max_slots = spec.config.scheduler.max_running_requests
+    if spec.config.engine.kind == "sim":
+        from glm53d.runner.sim import SimRunner
+
+        return SimRunner(spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer)
+    from glm53d.runner.torch_runner import TorchRunner  # imports torch
+
+    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size)
+
+
+def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
+    """What this rank's pool and the configuration allow."""
+    config = spec.config
+    return Limits(
+        attn_dp_size=config.parallel.attn_dp_size, num_pages=loaded.num_pages, page_size=loaded.page_size,
+        max_context_len=min(loaded.max_context_len, config.model.max_context_len or loaded.max_context_len),
+        max_running=config.scheduler.max_running_requests, max_step_tokens=config.scheduler.max_step_tokens,
+        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, hash_key=spec.hash_key, debug=config.scheduler.debug_checks,
+    )  # fmt: skip
+
+
+def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None:
+    """Wait until every follower has loaded, then run the node."""
+    ends = spec.channels.leader_ends(spec.world_id)
+    for rank in range(1, spec.config.parallel.tp_size):
+        wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
+    report.set(state=RUNNING)
+    leader = Leader(
+        Scheduler(limits, spec.world_id), runner, ends, spin_ns(spec), int(spec.config.scheduler.watchdog_s * 1e9)
+    )
+    leader.run()
+
+
+def wait_loaded(board: "object", rank: int, limits: Limits, timeout_s: float) -> None:
+    """Raises EngineError when a follower does not load in time, or has another pool than ours."""
+    deadline = time.monotonic() + timeout_s
+    while (row := board.read_rank(rank)) is None or row["state"] < LOADED:
+        if time.monotonic() > deadline:
+            raise EngineError(f"rank {rank} has not loaded within {timeout_s:g} s")
+        time.sleep(0.005)
+    if (int(row["num_pages"]), int(row["page_size"])) != (limits.num_pages, limits.page_size):
+        raise EngineError(f"rank {rank} has {row['num_pages']} pages of {row['page_size']}, rank 0 {limits.num_pages}")
+
+
+def spin_ns(spec: RankSpec) -> int:
+    return int(spec.config.world.spin_us * 1e3)

@@ -1,0 +1,148 @@
+"""A node without processes: the real scheduler, ranks that only remember what a KV cache would hold.
+
+Every page remembers the ids whose KV was written into it. Before a row computes, the world checks that the pages its table
+names hold exactly its own sequence: so a page shared wrongly, freed early or written twice is seen at the first read.
+"""
+
+import random
+from collections import deque
+
+import numpy as np
+
+from glm53d._native import page_hashes
+from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.records import GENERATE, OUTPUT, ROW_FEED, ROW_SAMPLE, FinishReason, align8
+from glm53d.sched import results
+from glm53d.sched.scheduler import Limits, Scheduler
+
+KEY = bytes(range(16))
+
+
+def generate_record(
+    handle: int, prompt: list[int], max_new: int, *, page_size: int = 4, output: list[int] | None = None,
+    stop_ids: tuple[int, ...] = (), **fields: float,
+) -> bytes:
+    """A generate record as main would send it."""
+    ids, out = np.array(prompt, np.int32), np.array(output or [], np.int32)
+    hashes = page_hashes(ids, page_size, KEY, b"")
+    head = np.zeros(1, GENERATE)
+    head["handle"], head["num_prompt_ids"], head["num_output_ids"] = handle, len(ids), len(out)
+    head["num_page_hashes"], head["num_stop_ids"], head["max_new_tokens"] = len(hashes), len(stop_ids), max_new
+    head["stream_interval"], head["dp_rank"], head["cached_device"] = 1, -1, -1
+    for name, value in fields.items():
+        head[name] = value
+    parts = [head.tobytes()]
+    for array in (ids, out, hashes, np.array(stop_ids, np.int32)):
+        parts.append(array.tobytes() + bytes(align8(array.nbytes) - array.nbytes))
+    return b"".join(parts)
+
+
+class SchedWorld:
+    """Drives one Scheduler step by step and keeps what clients would have received."""
+
+    def __init__(self, seed: int = 0, *, eos_chance: float = 0.02, vocab: int = 50, **limits: int):
+        sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
+                 "max_step_tokens": 24} | limits  # fmt: skip
+        self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, hash_key=KEY)
+        self.sched = Scheduler(self.limits)
+        self.rng = random.Random(seed)
+        self.vocab, self.eos_chance = vocab, eos_chance
+        self.now = 0
+        self.prompts: dict[int, list[int]] = {}
+        self.sampled: dict[int, list[int]] = {}
+        self.received: dict[int, list[int]] = {}
+        self.ended: dict[int, FinishReason] = {}
+        self.last_heads: dict[int, np.void] = {}
+        self.pages = np.full((sizes["attn_dp_size"], sizes["num_pages"], sizes["page_size"]), -1, np.int64)
+        self.table = np.full((sizes["max_running"], sizes["num_pages"] + 1), -1, np.int64)
+        self.ring_room: int | None = None  # output records that still fit; None: any number
+
+    def send(self, handle: int, prompt: list[int], max_new: int, **fields: float) -> None:
+        """A request arrives."""
+        self.prompts[handle], self.sampled[handle], self.received[handle] = prompt, [], []
+        record = generate_record(handle, prompt, max_new, page_size=self.limits.page_size, **fields)
+        self.sched.receive(record, self.now)
+
+    def step(self) -> Batch | None:
+        """Plan, compute, apply, send; books in balance after it."""
+        self.now += 1
+        batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
+        if batch is not None:
+            results.apply(self.sched, batch, self.compute(batch), self.now)
+        self.deliver()
+        self.sched.check()
+        return batch
+
+    def compute(self, batch: Batch) -> StepResult:
+        """What ranks do: apply changes, read and write KV, sample."""
+        page, at = self.limits.page_size, 0
+        for slot, start, count in zip(batch.run_slot, batch.run_start, batch.run_count, strict=True):
+            self.table[slot, start : start + count] = batch.pages[at : at + count]
+            at += count
+        counts, ids = np.zeros(batch.num_rows, np.int32), np.full((batch.num_rows, 1), -1, np.int32)
+        assert (np.diff(batch.row_dp_rank) >= 0).all() and batch.dp_num_tokens.max() <= self.limits.max_step_tokens
+        at = 0
+        for i, slot in enumerate(batch.row_slot):
+            prefix, extend, dp = int(batch.row_prefix_len[i]), int(batch.row_extend_len[i]), int(batch.row_dp_rank[i])
+            tokens = [int(t) for t in batch.input_ids[at : at + extend]]
+            at += extend
+            handle = self.sched.slots.reqs[slot].handle
+            sequence = self.prompts[handle] + self.sampled[handle]
+            if batch.row_flags[i] & ROW_FEED:
+                tokens = [self.sampled[handle][-1]]
+            assert tokens == sequence[prefix : prefix + extend], f"slot {slot} computes ids that are not its own"
+            places = [(self.table[slot, p // page], p % page) for p in range(prefix + extend)]
+            have = [int(self.pages[dp, page_no, offset]) for page_no, offset in places[:prefix]]
+            assert have == sequence[:prefix], f"slot {slot} reads KV that is not its own"
+            for token, (page_no, offset) in zip(tokens, places[prefix:], strict=True):
+                self.pages[dp, page_no, offset] = token
+            if batch.row_flags[i] & ROW_SAMPLE:
+                assert prefix + extend == len(sequence), f"slot {slot} samples in the middle"
+                counts[i], ids[i, 0] = 1, self.sample()
+                self.sampled[handle].append(int(ids[i, 0]))
+        return StepResult(batch.step, counts, ids)
+
+    def sample(self) -> int:
+        """Id 0, the end of turn, with its chance."""
+        return 0 if self.rng.random() < self.eos_chance else self.rng.randrange(1, self.vocab)
+
+    def deliver(self) -> None:
+        """What the leader does with output records, into a ring that may be full."""
+        throttle = self.sched.throttle
+        last: deque = throttle.take_last()
+        while last and self._room():
+            head, ids, _ = last.popleft()
+            self._receive(head[0], ids)
+        if not last and len(due := throttle.due(self.sched.decoding_slots())):
+            heads, ids = throttle.records(due)
+            sent = at = 0
+            for head in heads:
+                if not self._room():
+                    break
+                self._receive(head, ids[at : at + int(head["num_ids"])])
+                at += int(head["num_ids"])
+                sent += 1
+            throttle.mark_sent(due[:sent])
+
+    def _room(self) -> bool:
+        if self.ring_room is None:
+            return True
+        self.ring_room -= 1
+        return self.ring_room >= 0
+
+    def _receive(self, head: np.void, ids: np.ndarray) -> None:
+        assert head.dtype == OUTPUT
+        handle = int(head["handle"])
+        assert handle not in self.ended, "nothing comes after the end"
+        assert int(head["token_offset"]) == len(self.received[handle]), "ids come in order, none twice, none lost"
+        self.received[handle] += [int(t) for t in ids]
+        assert int(head["num_output_ids"]) == len(self.received[handle])
+        self.last_heads[handle] = head
+        if (reason := FinishReason(int(head["finish_reason"]))) != FinishReason.NONE:
+            self.ended[handle] = reason
+
+    def is_idle(self) -> bool:
+        """Nothing waits, runs, or is held."""
+        free = all(r.pool.num_free + r.tree.num_pages == self.limits.num_pages for r in self.sched.ranks)
+        locked = any(r.tree.num_pages != r.tree.evictable_pages for r in self.sched.ranks)
+        return not self.sched.reqs and not self.sched.num_running and not self.sched.num_waiting and free and not locked

@@ -1,0 +1,111 @@
+"""The scheduler under random arrivals, aborts, finishes, full rings and tight pools. [R13] [R26]–[R30]
+
+SchedWorld checks after every step: pages and tree in balance, every row reads only its own KV, ids arrive in order.
+"""
+
+import os
+import random
+
+import pytest
+from tests.helpers.sched_world import SchedWorld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
+SEEDS = 20
+
+
+def drive(seed: int, steps: int) -> SchedWorld:
+    """Random traffic for so many steps, then run dry."""
+    rng = random.Random(seed)
+    world = SchedWorld(
+        seed, attn_dp_size=rng.choice([1, 1, 2, 4]), num_pages=rng.choice([12, 30, 60]), max_running=rng.choice([2, 6, 12])
+    )
+    shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
+    handle = 0
+    for _ in range(steps):
+        if rng.random() < 0.25 and len(world.sched.reqs) < 40:
+            handle += 1
+            prompt = rng.choice(shared)[: rng.randrange(60)] + [rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))]
+            world.send(
+                handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), priority=rng.choice([0, 0, 1]),
+                stream_interval=rng.choice([1, 1, 3, 50]),
+            )  # fmt: skip
+        if rng.random() < 0.05 and world.sched.reqs:
+            world.sched.abort(rng.choice(list(world.sched.reqs)))
+        if rng.random() < 0.05:
+            world.ring_room = rng.choice([None, 0, 1, 5])
+        world.step()
+    world.ring_room = None
+    while world.sched.reqs or world.sched.throttle.take_last():
+        world.step()
+    return world
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_books_balance_and_nothing_is_left_after_random_traffic(seed):
+    """[R13] order, size, ownership after each of 100,000 steps; every request ends once."""
+    world = drive(seed, STEPS // SEEDS)
+    assert world.is_idle()
+    assert set(world.ended) == set(world.prompts)
+    assert world.sched.counters.finished > 0
+
+
+def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
+    """The test above is worth something only if these happen."""
+    counters = [drive(seed, 600).sched.counters for seed in range(8)]
+    assert sum(c.retracted for c in counters) > 10
+    assert sum(c.aborted for c in counters) > 10
+    assert sum(c.cached_tokens for c in counters) > 1000
+
+
+prompts = st.lists(st.integers(1, 8), min_size=1, max_size=40)  # few ids: many shared prefixes
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=12),
+    aborts=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=6),
+    num_pages=st.integers(12, 40),
+    max_step_tokens=st.integers(16, 40),
+)
+def test_any_small_history_ends_in_balance(requests, aborts, num_pages, max_step_tokens):
+    """As above, in a form that hypothesis can shrink: requests (prompt, max_new, wait), aborts (step, handle)."""
+    world = SchedWorld(0, num_pages=num_pages, max_running=4, max_step_tokens=max_step_tokens)
+    step = 0
+    for handle, (prompt, max_new, wait) in enumerate(requests, 1):
+        world.send(handle, prompt, max_new)
+        for _ in range(wait):
+            step += 1
+            world.step()
+            for when, victim in aborts:
+                if when == step and victim in world.sched.reqs:
+                    world.sched.abort(victim)
+    for _ in range(2000):
+        if not world.sched.reqs:
+            break
+        world.step()
+    world.step()
+    assert world.is_idle() and set(world.ended) == set(world.prompts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(prompts=st.lists(st.integers(1, 110), max_size=12), num_running=st.integers(0, 6))
+def test_every_running_request_decodes_however_long_the_prompts(prompts, num_running):
+    """[R29] decode rows go first, one token each, and a step stays under its budget."""
+    world = SchedWorld(0, num_pages=400, max_running=32, eos_chance=0)
+    for handle in range(1, num_running + 1):
+        world.send(handle, [handle], 100)
+    if num_running:
+        world.step()
+    running = list(world.sched.decoding_slots())
+    for handle, length in enumerate(prompts, 100):
+        world.send(handle, [handle % 49] * length, 5)
+    batch = world.step()
+    if batch is None:
+        assert not running and not prompts
+        return
+    assert list(batch.row_slot[: len(running)]) == running
+    assert (batch.row_extend_len[: len(running)] == 1).all()
+    assert batch.num_tokens <= world.limits.max_step_tokens

@@ -1,0 +1,265 @@
+"""What the scheduler promises, case by case."""
+
+import numpy as np
+import pytest
+from tests.helpers.sched_world import SchedWorld, generate_record
+
+from glm53d.ipc.batch import StepResult
+from glm53d.ipc.records import IGNORE_EOS, PROBE, FinishReason
+from glm53d.sched import policy, results
+from glm53d.sched.placement import RankLoad, least_cost
+from glm53d.sched.req import Req, ReqState
+from glm53d.sched.scheduler import Scheduler
+
+
+def run_dry(world: SchedWorld, steps: int = 500) -> None:
+    for _ in range(steps):
+        world.step()
+        if not world.sched.reqs:
+            world.step()
+            return
+    raise AssertionError("requests are left")
+
+
+def test_a_long_prompt_is_cut_into_chunks_of_the_budget():
+    """[R29]"""
+    world = SchedWorld(max_step_tokens=16)
+    world.send(1, list(range(1, 41)), 2)
+    lengths = [int(batch.row_extend_len[0]) for _ in range(3) if (batch := world.step())]
+    assert lengths == [16, 16, 8]
+
+
+def test_a_second_prompt_reuses_the_pages_of_the_first_while_that_still_runs():
+    """[R27] pages are shared from the moment a chunk is computed."""
+    world = SchedWorld(num_pages=100, eos_chance=0)
+    world.send(1, [7] * 17, 60)
+    world.step()
+    world.send(2, [7] * 17, 3)
+    batch = world.step()
+    assert int(batch.row_prefix_len[1]) == 16 and int(batch.row_extend_len[1]) == 1
+    run_dry(world)
+    assert int(world.last_heads[2]["cached_device"]) == 16
+
+
+def test_a_full_cache_hit_leaves_one_token_to_compute():
+    """[R27] its logits are the answer."""
+    world = SchedWorld()
+    world.send(1, [5] * 16, 1)
+    run_dry(world)
+    world.send(2, [5] * 16, 1)
+    batch = world.step()
+    assert int(batch.row_prefix_len[0]) == 12 and int(batch.row_extend_len[0]) == 4
+
+
+def test_two_requests_with_one_prompt_computed_at_once_keep_one_copy_of_its_pages():
+    world = SchedWorld(num_pages=100, eos_chance=0)
+    world.send(1, [3] * 8, 50)
+    world.send(2, [3] * 8, 50)
+    world.step()
+    assert world.sched.ranks[0].tree.num_pages == 2
+    world.step()  # reads through the swapped table
+    world.sched.abort(1), world.sched.abort(2)
+    assert world.is_idle()
+
+
+def test_a_request_that_outgrows_the_pool_alone_ends_with_length():
+    """[F-I2]"""
+    world = SchedWorld(num_pages=5, eos_chance=0, max_context_len=1000)
+    world.send(1, [1] * 9, 1000)
+    run_dry(world)
+    assert world.ended[1] is FinishReason.LENGTH and len(world.received[1]) == 5 * 4 - 9 and world.is_idle()
+
+
+def test_a_retracted_request_goes_on_where_it_was_and_its_cached_tokens_stay():
+    """[R30] [F-D7]"""
+    world = SchedWorld(num_pages=8, eos_chance=0)
+    world.send(1, [1] * 8, 20)
+    world.send(2, [2] * 8, 20)
+    run_dry(world)
+    assert world.sched.counters.retracted >= 1
+    assert len(world.received[1]) == len(world.received[2]) == 20
+    assert all(int(world.last_heads[h]["cached_device"]) == 0 for h in (1, 2))
+    assert max(int(world.last_heads[h]["num_retractions"]) for h in (1, 2)) >= 1
+
+
+def test_a_prompt_that_can_never_fit_is_answered_with_an_error():
+    world = SchedWorld(num_pages=4)
+    world.send(1, [1] * 16, 1)
+    world.step()
+    assert world.ended[1] is FinishReason.ERROR and world.is_idle()
+
+
+def test_an_end_of_turn_id_ends_unless_it_is_to_be_ignored():
+    world = SchedWorld()
+    world.sample = lambda: 0
+    world.send(1, [1, 2], 5)
+    world.send(2, [1, 2], 5, flags=IGNORE_EOS)
+    run_dry(world)
+    assert (world.ended[1], world.received[1]) == (FinishReason.STOP, [0])
+    assert (world.ended[2], world.received[2]) == (FinishReason.LENGTH, [0] * 5)
+    assert int(world.last_heads[1]["matched_id"]) == 0 and int(world.last_heads[2]["matched_id"]) == -1
+
+
+def test_a_stop_id_of_the_request_ends_it():
+    world = SchedWorld()
+    world.sample = lambda: 9
+    world.prompts[1], world.sampled[1], world.received[1] = [1], [], []
+    world.sched.receive(generate_record(1, [1], 5, stop_ids=(8, 9)), 0)
+    run_dry(world)
+    assert world.ended[1] is FinishReason.STOP and world.received[1] == [9]
+
+
+def test_a_block_of_tokens_is_cut_at_the_first_end_of_turn():
+    """[F-D3] what comes after is neither counted nor sent."""
+    world = SchedWorld()
+    world.send(1, [1, 2, 3], 10)
+    batch = world.sched.next_batch(0)
+    results.apply(world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 0, 8]], np.int32)), 1)
+    world.deliver()
+    assert world.received[1] == [7, 0] and world.ended[1] is FinishReason.STOP
+
+
+def test_a_block_of_tokens_is_cut_at_max_new_tokens():
+    world = SchedWorld()
+    world.send(1, [1, 2, 3], 2)
+    batch = world.sched.next_batch(0)
+    results.apply(world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 6, 5]], np.int32)), 1)
+    world.deliver()
+    assert world.received[1] == [7, 6] and world.ended[1] is FinishReason.LENGTH
+
+
+def test_an_interval_sends_the_first_token_at_once_and_then_every_so_many():
+    """[R37]"""
+    world = SchedWorld(eos_chance=0)
+    world.send(1, [1], 12, stream_interval=5)
+    arrived = []
+    for _ in range(13):
+        world.step()
+        arrived.append(len(world.received[1]))
+    assert arrived == [1, 1, 1, 1, 1, 6, 6, 6, 6, 6, 11, 12, 12]
+
+
+def test_nothing_overtakes_a_large_request_at_the_head_of_the_queue():
+    """[R28] no starvation behind many small ones."""
+    world = SchedWorld(num_pages=20, eos_chance=0, max_running=8)
+    world.send(1, [1] * 40, 20)
+    world.step()
+    world.send(2, [2] * 60, 1)  # needs more than what is left
+    world.send(3, [3] * 4, 1)
+    for _ in range(5):
+        world.step()
+    assert world.sched.num_waiting == 2
+    run_dry(world)
+    assert len(world.received[2]) == 1
+
+
+def test_a_higher_priority_is_admitted_first():
+    world = SchedWorld(max_running=1)
+    world.send(1, [1], 1)
+    world.send(2, [2], 1)
+    world.send(3, [3], 1, priority=5)
+    order = []
+    for _ in range(8):
+        world.step()
+        order += [h for h in world.ended if h not in order]
+    assert order == [3, 1, 2]
+
+
+def test_an_abort_of_a_waiting_request_answers_and_takes_nothing_with_it():
+    """[R22]"""
+    world = SchedWorld(max_running=1, eos_chance=0)
+    world.send(1, [1], 50)
+    world.step()
+    for handle in (2, 3, 4):
+        world.send(handle, [handle], 2)
+    world.sched.abort(3)
+    world.deliver()
+    assert world.ended[3] is FinishReason.ABORT and world.sched.num_waiting == 2
+    run_dry(world)
+    assert len(world.received[2]) == len(world.received[4]) == 2
+
+
+def test_an_unknown_handle_is_counted_as_stale():
+    """[R12]"""
+    world = SchedWorld()
+    world.sched.abort(77)
+    assert world.sched.counters.stale == 1
+
+
+def test_a_probe_is_answered_without_a_step_while_others_run():
+    """[R4]"""
+    world = SchedWorld(eos_chance=0)
+    world.send(1, [1], 50)
+    world.step()
+    world.send(2, [2], 1, flags=PROBE)
+    world.deliver()
+    assert world.ended[2] is FinishReason.STOP and world.sched.num_running == 1
+
+
+def test_a_resumed_request_goes_on_from_the_ids_it_had_put_out():
+    """[R53]"""
+    world = SchedWorld(eos_chance=0)
+    world.prompts[1], world.sampled[1], world.received[1] = [1, 2, 3], [7, 8], [7, 8]
+    world.sched.receive(generate_record(1, [1, 2, 3], 5, output=[7, 8], cached_device=0), 0)
+    run_dry(world)
+    assert len(world.received[1]) == 5 and world.received[1][:2] == [7, 8]
+    assert int(world.last_heads[1]["num_prompt_ids"]) == 3
+
+
+def test_a_state_that_may_not_follow_raises():
+    req = Req.from_record(generate_record(1, [1], 1), 0, 0)
+    with pytest.raises(AssertionError):
+        req.become(ReqState.DECODE)
+
+
+def test_aborts_deep_in_a_blocked_queue_do_not_pile_up():
+    """[F-I7]"""
+    world = SchedWorld(max_running=1, eos_chance=0)
+    world.send(1, [1], 100)
+    world.step()
+    world.send(2, [2], 1)
+    for handle in range(3, 1000):
+        world.send(handle, [3], 1)
+        world.sched.abort(handle)
+    assert len(world.sched._waiting) < 200
+
+
+@pytest.mark.parametrize(
+    ("loads", "best"),
+    [
+        ([RankLoad(0, 0, 0), RankLoad(0, 0, 64)], 1),  # a cached prefix wins between idle ranks [F-I3]
+        ([RankLoad(0, 0, 0), RankLoad(500, 0, 64)], 0),  # but not when it saves less than the wait [F-I4]
+        ([RankLoad(0, 900, 0), RankLoad(0, 100, 0)], 1),
+        ([RankLoad(0, 0, 0), RankLoad(0, 0, 0)], 0),
+    ],
+)
+def test_placement_takes_the_rank_with_the_least_cost(loads, best):
+    """[R25]"""
+    assert least_cost(128, loads, [0, 1])[0] == best
+
+
+def test_equal_ranks_fill_evenly():
+    world = SchedWorld(attn_dp_size=4, eos_chance=0)
+    for handle in range(1, 9):
+        world.send(handle, [handle], 50)
+    world.step()
+    assert [len(rank.decoding) for rank in world.sched.ranks] == [2, 2, 2, 2]
+
+
+def test_the_victim_is_of_the_lowest_priority_then_the_least_progressed_then_the_youngest():
+    """[R30]"""
+
+    def req(order: int, priority: int = 0) -> Req:
+        return Req.from_record(generate_record(order, [1], 1, priority=priority), order, 0)
+
+    old, young, low = req(1), req(2), req(3, -1)
+    assert policy.victim([(old, 5), (young, 5)]) is young
+    assert policy.victim([(old, 4), (young, 5)]) is old
+    assert policy.victim([(old, 0), (low, 50)]) is low
+    assert policy.victim([(old, 0)]) is None
+
+
+def test_limits_leave_room_for_one_output_token():
+    world = SchedWorld(num_pages=10, page_size=4, max_context_len=100)
+    assert world.limits.max_req_input_len == 39
+    assert isinstance(world.sched, Scheduler)
