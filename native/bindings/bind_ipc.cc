@@ -1,21 +1,225 @@
-// For glm53d/ipc: record layouts.
+// For glm53d/ipc: segments, rings, board, record layouts.
+//
+// All calls but wait() keep the GIL: an append or a read is one copy, below a microsecond for a step's records, and some
+// tens for a prompt of 100,000 tokens, once in a request's life. One thread at a time uses an end.
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "bindings.h"
 #include "glm53d/records.h"
+#include "glm53d/ring.h"
+#include "glm53d/segment.h"
+#include "glm53d/seqlock.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace glm53d {
 namespace {
+
+// ---- errors -----------------------------------------------------------------------------------------------------------
+
+[[noreturn]] void raise_ours(const char* type, const char* message) {
+  PyErr_SetString(nb::module_::import_("glm53d.errors").attr(type).ptr(), message);
+  throw nb::python_error();
+}
+
+// Passes kOk; anything else becomes an exception, of glm53d.errors where it is about a peer.
+void check(Status status) {
+  switch (status) {
+    case Status::kOk:
+      return;
+    case Status::kSystem:
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw nb::python_error();
+    case Status::kTooLarge:
+      throw nb::value_error("larger than the segment can ever hold");
+    case Status::kPeerGone:
+      raise_ours("PeerGone", "the process at the other end of a channel is dead or has closed it");
+    case Status::kAbiMismatch:
+      raise_ours("AbiMismatch", "the segment is of another kind, version or world");
+    case Status::kTaken:
+      raise_ours("IpcError", "this end of the channel is held already, or was given up for dead");
+    case Status::kCorrupt:
+      raise_ours("IpcError", "what lies in the ring is no record");
+    case Status::kTimeout:
+      raise_ours("IpcError", "no whole row could be read: its writer is not one of ours");
+    case Status::kFull:
+    case Status::kEmpty:
+      break;  // answers, not errors: the caller looks for them first
+  }
+  raise_ours("IpcError", "a ring gave an answer that its caller does not expect");
+}
+
+// ---- arguments --------------------------------------------------------------------------------------------------------
+
+// The bytes of a bytes object, an array or any other C-contiguous buffer, while it lives.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { PyBuffer_Release(&view_); }  // does nothing when nothing was taken
+
+  void take(nb::handle source) {
+    if (PyObject_GetBuffer(source.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  const void* data() const { return view_.buf; }
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+constexpr size_t kMaxParts = 32;  // of a record; the longest has eight, each perhaps with padding behind it
+
+// ---- the ring's ends --------------------------------------------------------------------------------------------------
+
+bool try_append(RingWriter& writer, uint16_t type, nb::sequence parts) {
+  if (type == 0 || type == kWrapMark) throw nb::value_error("0 and 0xFFFF are not record types");
+  std::array<Buffer, kMaxParts> buffers;
+  size_t num_parts = 0, length = 0;
+  for (nb::handle part : parts) {
+    if (num_parts == kMaxParts) throw nb::value_error("a record has at most 32 parts");
+    buffers[num_parts].take(part);
+    length += buffers[num_parts++].size();
+  }
+  std::byte* payload = nullptr;
+  const Status status = writer.append(type, length, &payload);
+  if (status == Status::kFull) return false;
+  check(status);
+  for (size_t i = 0; i < num_parts; ++i) {
+    if (buffers[i].size() == 0) continue;  // its data may be null
+    std::memcpy(payload, buffers[i].data(), buffers[i].size());
+    payload += buffers[i].size();
+  }
+  return true;
+}
+
+bool try_write(RingWriter& writer, uint16_t type, nb::sequence parts) {
+  if (!try_append(writer, type, parts)) return false;
+  writer.publish();
+  return true;
+}
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+size_t try_append_outputs(RingWriter& writer, nb::handle heads_buffer, Ids ids) {
+  Buffer buffer;
+  buffer.take(heads_buffer);
+  if (buffer.size() % sizeof(OutputRecord) != 0) throw nb::value_error("heads are not whole OutputRecords");
+  const size_t num_heads = buffer.size() / sizeof(OutputRecord);
+  const auto* heads = static_cast<const std::byte*>(buffer.data());
+  // Checked before the first append, so that a wrong argument changes nothing.
+  size_t num_ids = 0;
+  for (size_t i = 0; i < num_heads; ++i) {
+    OutputRecord head;
+    std::memcpy(&head, heads + i * sizeof head, sizeof head);
+    if (head.error_bytes != 0) throw nb::value_error("an output with an error text goes by try_append");
+    if (sizeof head + head.num_ids * sizeof(int32_t) > writer.max_length()) check(Status::kTooLarge);
+    num_ids += head.num_ids;
+  }
+  if (num_ids != ids.size()) throw nb::value_error("the heads' num_ids do not add up to the ids");
+  const int32_t* next_ids = ids.data();
+  for (size_t i = 0; i < num_heads; ++i) {
+    OutputRecord head;
+    std::memcpy(&head, heads + i * sizeof head, sizeof head);
+    const size_t ids_bytes = head.num_ids * sizeof(int32_t);
+    std::byte* payload = nullptr;
+    const Status status =
+        writer.append(static_cast<uint16_t>(RecordType::kOutput), sizeof head + ids_bytes, &payload);
+    if (status == Status::kFull) return i;
+    check(status);
+    std::memcpy(payload, &head, sizeof head);
+    if (ids_bytes > 0) std::memcpy(payload + sizeof head, next_ids, ids_bytes);
+    next_ids += head.num_ids;
+  }
+  return num_heads;
+}
+
+using Record = std::tuple<uint16_t, nb::bytes>;
+
+std::optional<Record> read_one(RingReader& reader) {
+  RecordView view{};
+  const Status status = reader.peek(&view);
+  if (status == Status::kEmpty) return std::nullopt;
+  check(status);
+  Record record{view.type, nb::bytes(view.payload.data(), view.payload.size())};
+  reader.pop();
+  return record;
+}
+
+std::vector<Record> read_all(RingReader& reader, size_t max_records) {
+  std::vector<Record> records;
+  while (records.size() < max_records) {
+    std::optional<Record> record = read_one(reader);
+    if (!record) break;
+    records.push_back(std::move(*record));
+  }
+  return records;
+}
+
+bool wait_for_record(RingReader& reader, uint64_t spin_ns, uint64_t timeout_ns) {
+  Status status;
+  {
+    nb::gil_scoped_release released;
+    status = reader.wait(spin_ns, timeout_ns);
+  }
+  if (status == Status::kTimeout) return false;
+  check(status);
+  return true;
+}
+
+RingHeader& open_or_raise(const Segment& segment, uint64_t world_id) {
+  RingHeader* header = open_ring(segment, world_id);
+  if (header == nullptr) check(Status::kAbiMismatch);
+  return *header;
+}
+
+// ---- the board --------------------------------------------------------------------------------------------------------
+
+struct Board {
+  BoardHeader* header;
+
+  SeqlockRow<LoadRow>& load(uint32_t dp) const {
+    if (dp >= header->num_dp) throw nb::index_error("no such attention-DP rank on the board");
+    return header->loads()[dp];
+  }
+  SeqlockRow<RankRow>& rank(uint32_t i) const {
+    if (i >= header->num_ranks) throw nb::index_error("no such rank on the board");
+    return header->ranks()[i];
+  }
+};
+
+template <class Row>
+void write_row(SeqlockRow<Row>& to, nb::handle source) {
+  Buffer buffer;
+  buffer.take(source);
+  if (buffer.size() != sizeof(Row)) throw nb::value_error("not one row of this kind");
+  Row row;
+  std::memcpy(&row, buffer.data(), sizeof row);
+  to.write(row);
+}
+
+template <class Row>
+nb::bytes read_row(const SeqlockRow<Row>& from) {
+  Row row;
+  check(from.read(&row));
+  return nb::bytes(&row, sizeof row);
+}
+
+// ---- record layouts ---------------------------------------------------------------------------------------------------
 
 struct RecordLayout {
   size_t size;
@@ -53,10 +257,131 @@ std::map<std::string, RecordLayout> record_layouts() {
 }  // namespace
 }  // namespace glm53d
 
+// ---- what Python sees -------------------------------------------------------------------------------------------------
+
+using namespace glm53d;
+
+static void bind_segment(nb::module_& m) {
+  nb::class_<Segment>(m, "Segment", "A piece of shared memory without a name in the file system. [R5]")
+      .def_static(
+          "create",
+          [](const std::string& name, size_t size) {
+            Segment segment;
+            check(segment.create(name.c_str(), size));
+            return segment;
+          },
+          "name"_a, "size"_a,
+          "Fresh zeroed memory. The name is for people, in lists of open files. OSError when there is no room.")
+      .def_static(
+          "attach",
+          [](int fd) {
+            Segment segment;
+            check(segment.attach(fd));
+            return segment;
+          },
+          "fd"_a, "The memory behind a descriptor that create() made here or in the spawning process; takes fd over.")
+      .def_prop_ro("fd", &Segment::fd, "-1 after close().")
+      .def_prop_ro("size", &Segment::size, "In bytes.")
+      .def("close", &Segment::close, "Give up the descriptor. The memory stays mapped while an end of it is held.");
+}
+
+static void bind_ring(nb::module_& m) {
+  m.def("ring_segment_bytes", &ring_segment_bytes, "capacity"_a, "num_readers"_a = 1,
+        "Size of a segment for a ring with this capacity in bytes, a power of two.");
+  m.def(
+      "ring_init",
+      [](const Segment& segment, uint64_t world_id, uint32_t num_readers) {
+        check(ring_init(segment, world_id, num_readers));
+      },
+      "segment"_a, "world_id"_a, "num_readers"_a = 1,
+      "Make a fresh segment a ring, its capacity the largest power of two that fits. With more than one reader each sees "
+      "every record, and the slowest bounds the writer. [R6] [R7]");
+  m.def(
+      "mark_writer_gone",
+      [](const Segment& segment, uint64_t world_id) { mark_writer_gone(open_or_raise(segment, world_id)); },
+      "segment"_a, "world_id"_a, "The writer's process is dead: readers take what it published, then raise PeerGone.");
+  m.def(
+      "mark_reader_gone",
+      [](const Segment& segment, uint64_t world_id, uint32_t index) {
+        RingHeader& header = open_or_raise(segment, world_id);
+        if (index >= header.num_readers) throw nb::index_error("the ring has no such reader");
+        mark_reader_gone(header, index);
+      },
+      "segment"_a, "world_id"_a, "index"_a = 0,
+      "The reader's process is dead: it no longer bounds the writer, which raises PeerGone when no reader is left.");
+
+  nb::class_<RingWriter>(m, "RingWriter", "The writing end of a ring. Never waits; one thread at a time.")
+      .def(
+          "__init__",
+          [](RingWriter* self, const Segment& segment, uint64_t world_id) {
+            check((new (self) RingWriter)->open(segment, world_id));
+          },
+          "segment"_a, "world_id"_a, nb::keep_alive<1, 2>(),
+          "Raises AbiMismatch, or IpcError when the ring has had a writer.")
+      .def("try_append", &try_append, "type"_a, "parts"_a,
+           "Write one record, the parts' bytes one after the other, to be seen at the next publish(). False when there is "
+           "no room: nothing changed. ValueError above max_length; PeerGone when nobody is left to read.")
+      .def("try_append_outputs", &try_append_outputs, "heads"_a, "ids"_a.noconvert(),
+           "try_append an OutputRecord for each head (their bytes in a row), with its num_ids of the ids behind it; none "
+           "may have an error text. Returns how many fitted.")
+      .def("publish", &RingWriter::publish, "Show readers all that was appended; wakes those that sleep.")
+      .def("try_write", &try_write, "type"_a, "parts"_a, "try_append, then publish.")
+      .def_prop_ro("free_bytes", &RingWriter::free_bytes, "A record takes 8 bytes more than its parts, rounded up to 8.")
+      .def_prop_ro("max_length", &RingWriter::max_length, "Bytes of the longest record that ever fits.")
+      .def("close", &RingWriter::close, "Say that no record follows; what was published can still be read.");
+
+  nb::class_<RingReader>(m, "RingReader", "A reading end of a ring; one thread at a time.")
+      .def(
+          "__init__",
+          [](RingReader* self, const Segment& segment, uint64_t world_id, uint32_t index) {
+            check((new (self) RingReader)->open(segment, world_id, index));
+          },
+          "segment"_a, "world_id"_a, "index"_a = 0, nb::keep_alive<1, 2>(),
+          "Raises AbiMismatch, or IpcError when the ring has had this reader.")
+      .def("read", &read_one, "The oldest record as (type, bytes), or None. IpcError when the ring holds no valid record.")
+      .def("read_all", &read_all, "max_records"_a = 1024, "All records there are, oldest first.")
+      .def("wait", &wait_for_record, "spin_ns"_a, "timeout_ns"_a,
+           "True once there is something to read; False after timeout_ns, or earlier when a signal arrived. Spins for the "
+           "first spin_ns, then sleeps. PeerGone when the writer is gone and nothing is left to read.")
+      .def("close", &RingReader::close, "Stop counting as a reader: the writer no longer waits for this end.");
+}
+
+static void bind_board(nb::module_& m) {
+  m.def("board_segment_bytes", &board_segment_bytes, "num_dp"_a, "num_ranks"_a,
+        "Size of a segment for a board with so many rows.");
+  m.def(
+      "board_init",
+      [](const Segment& segment, uint64_t world_id, uint32_t num_dp, uint32_t num_ranks) {
+        check(board_init(segment, world_id, num_dp, num_ranks));
+      },
+      "segment"_a, "world_id"_a, "num_dp"_a, "num_ranks"_a, "Make a fresh segment a board, all rows zero. [R8]");
+  nb::class_<Board>(m, "Board", "Rows that one process each writes and anybody reads, none ever waiting. [R8]")
+      .def(
+          "__init__",
+          [](Board* self, const Segment& segment, uint64_t world_id) {
+            BoardHeader* header = open_board(segment, world_id);
+            if (header == nullptr) check(Status::kAbiMismatch);
+            new (self) Board{header};
+          },
+          "segment"_a, "world_id"_a, nb::keep_alive<1, 2>(), "Raises AbiMismatch.")
+      .def_prop_ro("num_dp", [](const Board& board) { return board.header->num_dp; }, "Number of LoadRows.")
+      .def_prop_ro("num_ranks", [](const Board& board) { return board.header->num_ranks; }, "Number of RankRows.")
+      .def("write_load", [](Board& board, uint32_t dp, nb::handle row) { write_row(board.load(dp), row); }, "dp"_a,
+           "row"_a, "Replace a LoadRow; by the leader only.")
+      .def("read_load", [](const Board& board, uint32_t dp) { return read_row(board.load(dp)); }, "dp"_a,
+           "The bytes of the LoadRow last written, zeros before the first.")
+      .def("write_rank", [](Board& board, uint32_t i, nb::handle row) { write_row(board.rank(i), row); }, "i"_a, "row"_a,
+           "Replace a RankRow; by that rank only.")
+      .def("read_rank", [](const Board& board, uint32_t i) { return read_row(board.rank(i)); }, "i"_a,
+           "The bytes of the RankRow last written, zeros before the first.");
+}
+
 void bind_ipc(nb::module_& m) {
-  using namespace glm53d;
   nb::class_<RecordLayout>(m, "RecordLayout", "One fixed struct of records.h.")
       .def_ro("size", &RecordLayout::size)
       .def_ro("fields", &RecordLayout::fields, "(name, numpy format, offset) of each field, in order.");
   m.def("record_layouts", &record_layouts, "Every fixed struct of records.h by name: what numpy dtypes are made from.");
+  bind_segment(m);
+  bind_ring(m);
+  bind_board(m);
 }

@@ -9,10 +9,12 @@ enum class [[nodiscard]] Status : uint32_t {
   kFull,         // no room now; the caller decides what to do
   kEmpty,        // nothing to read now
   kTooLarge,     // a record that can never fit
-  kTimeout,      // the deadline passed
+  kTimeout,      // the deadline passed, or a signal ended the wait early
   kPeerGone,     // the other side is dead or has closed
   kAbiMismatch,  // magic, version or world id differ
   kSystem,       // a system call failed; errno says why
+  kCorrupt,      // what lies in shared memory cannot be
+  kTaken,        // this end is held already, or was marked gone
 };
 
 }  // namespace glm53d
