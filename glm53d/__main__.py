@@ -29,11 +29,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="glm53d", description="Serve GLM-5.3.")
     parser.add_argument("command", nargs="?", choices=["topology"], help="topology: print processes and channels, exit")
     parser.add_argument("--config", metavar="FILE", help="TOML; without it, the built-in model on the CPU")
-    parser.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one field; repeatable")
+    parser.add_argument(
+        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one field; repeatable"
+    )
     parser.add_argument("--host", help="short for --set server.host=HOST")
     parser.add_argument("--port", help="short for --set server.port=PORT")
     parser.add_argument("--check", action="store_true", help="check the configuration, print the memory plan, exit")
-    parser.add_argument("--print-reference", action="store_true", help="print every field with its default and meaning, exit")
+    parser.add_argument(
+        "--print-reference", action="store_true", help="print every field with its default and meaning, exit"
+    )
     parser.add_argument("--version", action="version", version=f"glm53d {VERSION}")
     return parser
 

@@ -1,7 +1,7 @@
 """Configuration: TOML and --set, read once into frozen structs. Every field says here what it means.
 
-Each struct is a section of the file, each field a key; conf/reference.toml is made from this file by reference_toml(). What
-is found at run time (pages, limits, graph sizes) is never written into a Config: it has structs of its own.
+Each struct is a section of the file, each field a key; conf/reference.toml is made from here by reference_toml(). What is
+found at run time (pages, limits, graph sizes) is never written into a Config: it has structs of its own.
 """
 
 import difflib
@@ -285,22 +285,24 @@ def _hint(name: str, where: str) -> Any:
 def _section(name: str, where: str) -> type[Section]:
     sections = _hints(Config)
     if name not in sections:
-        raise ConfigError(f"{where}{name}: unknown section{_nearest(name, list(sections))}")
+        near = difflib.get_close_matches(name, list(sections), n=1)
+        raise ConfigError(f"{where}{name}: unknown section" + (f"; did you mean {near[0]}?" if near else ""))
     return sections[name]
 
 
-def _suggestion(key: str) -> str:
-    name = key.rpartition(".")[2].lower().replace("-", "_")
-    if name in FOREIGN:
-        return f"; glm53d calls it {FOREIGN[name]}"
-    fields = [f"{section}.{field}" for section, kind in _hints(Config).items() for field in _hints(kind)]
-    elsewhere = [field for field in fields if field.endswith(f".{name}")]
-    return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else _nearest(key, fields)
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+def _suggestion(name: str) -> str:
+    """The name meant, as far as we can tell: translated, of another section, or misspelt."""
+    section, _, key = name.rpartition(".")
+    key = key.lower().replace("-", "_")
+    if key in FOREIGN:
+        return f"; glm53d calls it {FOREIGN[key]}"
+    keys = {of: list(_hints(kind)) for of, kind in _hints(Config).items()}
+    near = difflib.get_close_matches(key, keys.get(section, []), n=1)
+    if near:
+        return f"; did you mean {section}.{near[0]}?"
+    near = difflib.get_close_matches(key, [field for fields in keys.values() for field in fields], n=1)
+    meant = [f"{of}.{field}" for of, fields in keys.items() for field in fields if [field] == near]
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:

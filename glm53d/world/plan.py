@@ -1,0 +1,248 @@
+"""Where everything lies: ranks and groups, weights and KV per rank. Arithmetic on config.json: no GPU, no torch. [R1]
+
+    rank           0   1   2   3   4   5   6   7        tp_size 8, attn_dp_size 4, ep_size 2
+    attn_dp_rank   0   0   1   1   2   2   3   3        a group has one KV pool, splits attention's heads
+    attn_tp_rank   0   1   0   1   0   1   0   1
+    attn_dp_rank   0   0   1   1   2   2   3   3        a group has one KV pool; attention's heads are split in it
+
+What attention and dense MLPs split over is the attention group; the vocabulary is split over all ranks; norms, routers,
+indexers and the down-projections to latents stand on every rank. A latent has no heads to split by, so each rank of an
+attention group stores the KV of all the group's requests.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from glm53d.config import Config
+from glm53d.errors import ConfigError
+from glm53d.model.config import GLM_5_3, ModelConfig
+
+H200_BYTES = 143_771 << 20
+"""What an H200 reports. A plan made without a GPU at hand assumes it."""
+
+KEPT_SHARE, KEPT_BYTES = 0.03, 9_000_000_000
+"""Of a GPU's memory, what is left to the driver's context, workspaces, graphs and collectives."""
+
+CONTEXTS = {"1M": 1 << 20, "200K": 200_000, "32K": 1 << 15}
+"""The request sizes a plan counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank's place in the layout."""
+
+    rank: int
+    attn_dp_rank: int
+    attn_tp_rank: int
+    ep_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What one rank holds; all ranks of a layout hold the same amounts."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    num_pages: int  # of one attention-DP rank's pool
+    page_size: int
+    num_pools: int
+    max_context_len: int  # prompt + output of the longest request: what the model allows and one pool holds
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens whose KV one pool holds."""
+        return self.num_pages * self.page_size
+
+    def num_requests(self, context_len: int) -> int:
+        """How many requests of this length fit at once, in all pools."""
+        if context_len > self.max_context_len:
+            return 0
+        return self.num_pools * (self.num_pages // -(-context_len // self.page_size))
+
+
+def layout(config: Config) -> list[Place]:
+    """Every rank's place, in order of rank."""
+    parallel = config.parallel
+    attn_tp_size, moe_tp_size = parallel.tp_size // parallel.attn_dp_size, parallel.tp_size // parallel.ep_size
+    return [
+        Place(rank, rank // attn_tp_size, rank % attn_tp_size, rank // moe_tp_size) for rank in range(parallel.tp_size)
+    ]
+
+
+def memory_plan(model: ModelConfig, config: Config, memory_bytes: int, *, mtp: bool) -> MemoryPlan:
+    """The plan for memory_bytes a rank: a GPU's whole memory, or of the host's what KV may take.
+
+    mtp: the checkpoint's MTP layers are loaded too. Raises ConfigError when the layout does not divide the model, or when
+    the weights leave no room.
+    """
+    weights, per_token = weight_bytes(model, config, mtp=mtp), kv_bytes_per_token(model, config, mtp=mtp)
+    room, on_gpu = memory_bytes, config.engine.device == "cuda"
+    if on_gpu:
+        room = int(memory_bytes * (1 - KEPT_SHARE)) - KEPT_BYTES - weights
+    kv = config.kv
+    num_pages = kv.num_pages or (kv.memory_bytes or room) // (per_token * kv.page_size)
+    if num_pages < 1 or (on_gpu and num_pages * per_token * kv.page_size > room):
+        raise ConfigError(f"no room for KV: weights take {_gb(weights)} of a rank's {_gb(memory_bytes)}")
+    longest = config.model.max_context_len or model.max_position_embeddings
+    longest = min(longest, num_pages * kv.page_size)
+    return MemoryPlan(weights, per_token, num_pages, kv.page_size, config.parallel.attn_dp_size, longest)
+
+
+def kv_bytes_per_token(model: ModelConfig, config: Config, *, mtp: bool) -> int:
+    """One token's latent rows in all layers and index keys in those with an indexer.
+
+    FP8 rows: the latent with an FP32 scale per 128, the rotated key in BF16; index keys with one FP32 scale.
+    """
+    num_mtp = model.num_nextn_predict_layers if mtp else 0
+    if config.kv.dtype == "fp8":
+        row = model.kv_lora_rank + 4 * -(-model.kv_lora_rank // 128) + 2 * model.qk_rope_head_dim
+        index_row = model.index_head_dim + 4
+    else:
+        row, index_row = _itemsize(config) * model.latent_dim, _itemsize(config) * model.index_head_dim
+    return row * (model.num_hidden_layers + num_mtp) + index_row * (model.num_full_layers + num_mtp)
+
+
+def weight_bytes(model: ModelConfig, config: Config, *, mtp: bool) -> int:
+    """Bytes of one rank's share. On a GPU as the checkpoint stores them, on the CPU all in model.dtype."""
+    return _Shard(model, config).total(mtp)
+
+
+def check_report(config: Config) -> str:
+    """What --check prints: layout, limits, memory plan. Raises StartError when this configuration cannot be served."""
+    parallel, limits, engine = config.parallel, config.scheduler, config.engine
+    facts = {
+        "model": config.model.path,
+        "engine": engine.kind if engine.kind == "sim" else f"{engine.kind} on {engine.device}",
+        "layout": f"{parallel.tp_size} ranks, {parallel.attn_dp_size} KV pools, experts over {parallel.ep_size} ranks",
+        "limits": f"{config.server.max_requests:,} requests in flight, {limits.max_running_requests:,} running, "
+        f"{limits.max_waiting_requests:,} waiting; {limits.max_step_tokens:,} tokens a step and KV pool",
+    }
+    if engine.kind == "sim":
+        sim = config.sim
+        longest = min(sim.max_context_len, sim.num_pages * config.kv.page_size)
+        plans = {"simulated": MemoryPlan(0, 0, sim.num_pages, config.kv.page_size, parallel.attn_dp_size, longest)}
+    else:
+        model, found = _find_model(config)
+        memory_bytes, found_memory = _memory(config)
+        facts["model"] += f" ({found})"
+        facts["memory"] = f"{_gb(memory_bytes)} a rank: {found_memory}"
+        plans = {"without MTP": memory_plan(model, config, memory_bytes, mtp=False)}
+        if model.num_nextn_predict_layers:
+            plans["with MTP"] = memory_plan(model, config, memory_bytes, mtp=True)
+    lines = [f"{name:<8}{fact}" for name, fact in facts.items()]
+    return "\n".join([*lines, "", *_table(plans)])
+
+
+def _find_model(config: Config) -> tuple[ModelConfig, str]:
+    """The dimensions to plan with, and where they are from."""
+    path = Path(config.model.path)
+    if config.model.path == "nano":
+        with resources.as_file(resources.files("glm53d.nano")) as folder:
+            return ModelConfig.load(folder), "built in"
+    if not (path / "config.json").exists() and re.search(r"glm-?5\.3", path.name, re.IGNORECASE):
+        return GLM_5_3, "no config.json there: planned as GLM-5.3's official FP8 checkpoint"
+    return ModelConfig.load(path), "its config.json"
+
+
+def _memory(config: Config) -> tuple[int, str]:
+    """The memory to plan with, and what it is."""
+    if config.engine.device == "cuda":
+        return H200_BYTES, "assumed, an H200"
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = int(re.findall(r"MemAvailable: +(\d+) kB", meminfo)[0]) << 10
+    return available // 4, f"a quarter of the {_gb(available)} free now"
+
+
+def _table(plans: dict[str, MemoryPlan]) -> list[str]:
+    columns = [_column(plan) for plan in plans.values()]
+    lines = [" " * 26 + "".join(f"{name:>28}" for name in plans)]
+    return lines + [f"{name:<26}" + "".join(f"{column[name]:>28}" for column in columns) for name in columns[0]]
+
+
+def _column(plan: MemoryPlan) -> dict[str, str]:
+    column = {
+        "weights a rank": f"{_gb(plan.weight_bytes)} ({plan.weight_bytes / (1 << 30):.2f} GiB)",
+        "KV bytes a token": f"{plan.kv_bytes_per_token:,}",
+        f"pages of {plan.page_size} a pool": f"{plan.num_pages:,}",
+        "tokens a pool": f"{plan.pool_tokens:,}",
+        "tokens in all pools": f"{plan.pool_tokens * plan.num_pools:,}",
+        "largest context": f"{plan.max_context_len:,}",
+    }
+    return column | {f"requests of {name} at once": f"{plan.num_requests(size):,}" for name, size in CONTEXTS.items()}
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+class _Shard:
+    """Sizes of one rank's share of each part of the model; tensor shapes as in the official checkpoint."""
+
+    def __init__(self, model: ModelConfig, config: Config):
+        self._model = model
+        on_gpu = config.engine.device == "cuda"
+        self._block = model.quantization_config.weight_block_size if on_gpu and model.quantization_config else None
+        self._itemsize = _itemsize(config)
+        tp_size, ep_size = config.parallel.tp_size, config.parallel.ep_size
+        attn_tp_size = tp_size // config.parallel.attn_dp_size
+        self._heads = _share("num_attention_heads", model.num_attention_heads, attn_tp_size)
+        self._dense = _share("intermediate_size", model.intermediate_size, attn_tp_size)
+        self._shared = _share(
+            "shared experts' width", model.moe_intermediate_size * model.n_shared_experts, attn_tp_size
+        )
+        self._experts = _share("n_routed_experts", model.n_routed_experts, ep_size)
+        self._expert = _share("moe_intermediate_size", model.moe_intermediate_size, tp_size // ep_size)
+        self._vocab = -(-model.vocab_size // tp_size)
+
+    def total(self, mtp: bool) -> int:
+        model = self._model
+        total = 2 * self._plain(self._vocab * model.hidden_size) + self._plain(model.hidden_size)
+        for indexer, mlp in zip(model.indexer_types, model.mlp_layer_types, strict=True):
+            total += self._layer(full=indexer == "full", sparse=mlp == "sparse")
+        if mtp:
+            joined = self._plain(
+                2 * model.hidden_size * model.hidden_size + 3 * model.hidden_size
+            )  # eh_proj and its norms
+            total += model.num_nextn_predict_layers * (joined + self._layer(full=True, sparse=True))
+        return total
+
+    def _layer(self, full: bool, sparse: bool) -> int:
+        model, linear, plain = self._model, self._linear, self._plain
+        total = plain(2 * model.hidden_size + model.q_lora_rank + model.kv_lora_rank)  # norms
+        total += linear(model.q_lora_rank, model.hidden_size) + linear(
+            self._heads * model.qk_head_dim, model.q_lora_rank
+        )
+        total += linear(model.latent_dim, model.hidden_size)
+        total += linear(self._heads * (model.qk_nope_head_dim + model.v_head_dim), model.kv_lora_rank)
+        total += linear(model.hidden_size, self._heads * model.v_head_dim)
+        if full:
+            total += linear(model.index_n_heads * model.index_head_dim, model.q_lora_rank)
+            total += linear(model.index_head_dim, model.hidden_size)
+            total += plain(2 * model.index_head_dim + model.index_n_heads * model.hidden_size)  # k_norm, weights_proj
+        if not sparse:
+            return total + self._mlp(self._dense)
+        total += plain(model.n_routed_experts * model.hidden_size) + 4 * model.n_routed_experts  # router, FP32 bias
+        return total + self._experts * self._mlp(self._expert) + self._mlp(self._shared)
+
+    def _mlp(self, width: int) -> int:
+        return 2 * self._linear(width, self._model.hidden_size) + self._linear(self._model.hidden_size, width)
+
+    def _linear(self, rows: int, columns: int) -> int:
+        if self._block is None:
+            return self._plain(rows * columns)
+        return rows * columns + 4 * -(-rows // self._block[0]) * -(-columns // self._block[1])
+
+    def _plain(self, count: int) -> int:
+        return count * self._itemsize
+
+
+def _share(name: str, count: int, size: int) -> int:
+    if count % size:
+        raise ConfigError(f"this layout splits {name} over {size} ranks, which does not divide {count}")
+    return count // size
+
+
+def _itemsize(config: Config) -> int:
+    return {"float32": 4, "bfloat16": 2}[config.model.dtype]

@@ -1,0 +1,100 @@
+"""Layouts and the memory plan, against the published numbers of the official checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from glm53d.config import Config, load
+from glm53d.errors import CheckpointError, ConfigError
+from glm53d.model.config import GLM_5_3
+from glm53d.world.plan import H200_BYTES, check_report, kv_bytes_per_token, layout, memory_plan, weight_bytes
+
+H200X8 = str(Path(__file__).parents[2] / "conf" / "h200x8.toml")
+TP8 = ["parallel.attn_dp_size=1"]
+ALONE = [*TP8, "parallel.tp_size=1", "parallel.ep_size=1"]
+
+
+def h200x8(*overrides: str) -> Config:
+    return load(H200X8, list(overrides))
+
+
+def test_every_rank_has_its_place():
+    """[R1]"""
+    config = load(None, ["parallel.tp_size=8", "parallel.attn_dp_size=4", "parallel.ep_size=2"])
+    places = layout(config)
+    assert [p.rank for p in places] == list(range(8))
+    assert [p.attn_dp_rank for p in places] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [p.attn_tp_rank for p in places] == [0, 1] * 4
+    assert [p.ep_rank for p in places] == [0] * 4 + [1] * 4
+
+
+def test_all_weights_together_are_the_published_total_to_the_byte():
+    assert weight_bytes(GLM_5_3, h200x8(*ALONE), mtp=True) == 755_617_140_416
+
+
+def test_replicated_attention_takes_the_published_109_gb_a_rank():
+    assert weight_bytes(GLM_5_3, h200x8(), mtp=True) == pytest.approx(109.1e9, rel=0.005)
+
+
+def test_tensor_parallel_weights_are_within_reach_of_what_was_measured():
+    """94.46 GiB a rank were measured on another engine, with its working copies; what the tensors take is the floor."""
+    measured = 94.46 * (1 << 30)
+    assert 0.93 * measured < weight_bytes(GLM_5_3, h200x8(*TP8), mtp=True) < measured
+
+
+@pytest.mark.parametrize(("mtp", "expected"), [(False, 53_940), (True, 54_728)])
+def test_kv_bytes_per_token_are_the_published_ones(mtp: bool, expected: int):
+    assert kv_bytes_per_token(GLM_5_3, h200x8(), mtp=mtp) == expected
+
+
+def test_rows_in_bfloat16_are_1152_bytes_a_layer_and_256_a_full_one():
+    assert kv_bytes_per_token(GLM_5_3, h200x8("kv.dtype=auto"), mtp=False) == 78 * 1152 + 21 * 256
+
+
+def test_a_pool_of_the_big_machine_holds_half_a_million_tokens():
+    plan = memory_plan(GLM_5_3, h200x8(), H200_BYTES, mtp=True)
+    assert plan.max_context_len == plan.pool_tokens == pytest.approx(513_000, rel=0.02)
+    assert [plan.num_requests(size) for size in (1 << 20, 200_000, 1 << 15)] == [0, 16, 120]
+
+
+def test_a_request_takes_whole_pages():
+    plan = memory_plan(GLM_5_3, h200x8("kv.num_pages=10"), H200_BYTES, mtp=False)
+    assert [plan.num_requests(length) for length in (1, 64, 65, 128, 640, 641)] == [80, 80, 40, 40, 8, 0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (ALONE, "weights take 745.6 GB of a rank's 150.8 GB"),
+        (["kv.num_pages=100000"], "no room for KV"),
+        (["kv.memory_bytes=99_000_000_000"], "no room for KV"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: list[str], told: str):
+    with pytest.raises(ConfigError, match=told):
+        memory_plan(GLM_5_3, h200x8(*overrides), H200_BYTES, mtp=False)
+
+
+def test_a_layout_that_does_not_divide_the_model_is_refused():
+    sizes = ["parallel.tp_size=24", "parallel.attn_dp_size=1", "parallel.ep_size=24"]
+    with pytest.raises(ConfigError, match="splits num_attention_heads over 24 ranks"):
+        weight_bytes(GLM_5_3, h200x8(*sizes), mtp=False)
+
+
+def test_the_report_says_that_it_planned_without_a_checkpoint():
+    report = check_report(h200x8())
+    assert "no config.json there" in report and "assumed, an H200" in report
+    assert "53,940" in report and "54,728" in report and "requests of 1M at once" in report
+
+
+def test_the_report_of_the_built_in_model_needs_no_folder():
+    assert "nano (built in)" in check_report(Config())
+
+
+def test_the_report_of_the_simulation_needs_no_model():
+    assert "simulated" in check_report(load(None, ["engine.kind=sim", "model.path=nowhere"]))
+
+
+def test_a_folder_without_a_checkpoint_is_refused():
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        check_report(load(None, ["model.path=/nowhere"]))
