@@ -71,7 +71,7 @@ bench: venv
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
-	$(BIN)/python -m nanobind.stubgen -m glm53d._native -o glm53d/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -q -m glm53d._native -o glm53d/_native.pyi
 
 reference: venv
 	$(BIN)/python glm53d.py --print-reference >conf/reference.toml
