@@ -1,0 +1,105 @@
+"""Metrics: counters and histograms of the HTTP side, and values of the ranks read at scrape time. For Prometheus.
+
+What is counted here is counted once per request, never per token.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+# Fields of a load row that only grow while a world lives; all other numbers of a row are gauges.
+_GROWING = frozenset(
+    (
+        "steps",
+        "prefill_tokens",
+        "cached_tokens",
+        "decode_tokens",
+        "finished",
+        "aborted",
+        "retracted",
+        "stale_records",
+        "books_checked",
+    )
+)
+
+
+class Metrics:
+    """All metrics of one application, in a registry of their own."""
+
+    def __init__(self, loads: Callable[[], list[dict[str, Any]]]):
+        """`loads` gives one dict of numbers per attention-DP rank; it is called at each scrape."""
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=_SECONDS)
+
+        self._requests = counter(
+            "glm53d_requests", "Requests by route and status; 499: the client left.", "endpoint", "status"
+        )
+        self._finished = counter("glm53d_generations", "Generations that ended, by reason.", "endpoint", "reason")
+        self._failed = counter("glm53d_stream_errors", "Streams that ended with an error event.", "endpoint")
+        self._tokens = counter(
+            "glm53d_tokens", "Tokens of ended generations; cached is part of prompt, reasoning of completion.", "kind"
+        )
+        self._ttft = histogram("glm53d_ttft_seconds", "Last body byte read to first token.")
+        self._e2e = histogram("glm53d_e2e_seconds", "Last body byte read to last token.")
+        self._queue = histogram("glm53d_queue_seconds", "Waiting for the scheduler, all stretches.")
+        registry.register(_Loads(loads))
+
+    def request(self, endpoint: str, status: int) -> None:
+        """Count a request when its response is decided."""
+        self._requests.labels(endpoint, str(status)).inc()
+
+    def stream_error(self, endpoint: str) -> None:
+        """Count a stream that ended with an error event."""
+        self._failed.labels(endpoint).inc()
+
+    def finished(
+        self, endpoint: str, reason: str, *, tokens: dict[str, int], ttft_s: float | None, queue_s: float, e2e_s: float
+    ) -> None:
+        """Count a generation that has ended; `tokens` by kind: prompt, cached, completion, reasoning."""
+        self._finished.labels(endpoint, reason).inc()
+        for kind, count in tokens.items():
+            self._tokens.labels(kind).inc(count)
+        if ttft_s is not None:
+            self._ttft.observe(ttft_s)
+        self._queue.observe(queue_s)
+        self._e2e.observe(e2e_s)
+
+    def render(self) -> bytes:
+        """Everything in the text format, CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+
+class _Loads(Collector):
+    """The load rows, one sample per number and attention-DP rank."""
+
+    def __init__(self, loads: Callable[[], list[dict[str, Any]]]):
+        self._loads = loads
+
+    def describe(self) -> list[Metric]:
+        return []  # the names come with the rows; without this the registry would scrape once to learn them
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for i, row in enumerate(self._loads()):
+            rank = str(row.get("dp_rank", i))
+            for name, value in row.items():
+                if name == "dp_rank" or isinstance(value, bool) or not isinstance(value, int | float):
+                    continue
+                if name not in families:
+                    kind = CounterMetricFamily if name in _GROWING else GaugeMetricFamily
+                    families[name] = kind(f"glm53d_rank_{name}", f"Load board: {name}.", labels=["dp_rank"])
+                families[name].add_metric([rank], value)
+        yield from families.values()

@@ -1,0 +1,152 @@
+"""Bodies: the bytes of a request to a typed struct, an error to bytes in OpenAI's shape. [R14]"""
+
+import asyncio
+import re
+import time
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from glm53d.chat.conversation import Json
+from glm53d.errors import (
+    EngineError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    RequestTimeout,
+)
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+"""Levels of a client's free-form JSON. What renders it may recurse: the bound lies far below the interpreter's."""
+
+# "Expected `str`, got `int` - at `$.messages[0].role`": how msgspec says what is wrong and where.
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+async def read(request: web.Request, timeout_s: float) -> tuple[bytes, int]:
+    """The whole body, and the time its last byte was read (CLOCK_MONOTONIC, ns).
+
+    Raises PayloadTooLarge, before reading where Content-Length tells, and RequestTimeout.
+    """
+    limit = request.client_max_size
+    if request.content_length is not None and request.content_length > limit:
+        raise PayloadTooLarge(f"The body has {request.content_length} bytes, the limit is {limit}.")
+    try:
+        async with asyncio.timeout(timeout_s):
+            body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise PayloadTooLarge(f"The body is over the limit of {limit} bytes.") from None
+    except TimeoutError:
+        raise RequestTimeout(f"The body was not complete within {timeout_s:g} s.") from None
+    return body, time.monotonic_ns()
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw | str, at: str = "") -> T:
+    """The typed value of a JSON text; `at` is the path it stands at in the request.
+
+    msgspec refuses NaN, Infinity, numbers beyond a double, lone surrogates, bad UTF-8 and trailing text by itself. Of a
+    key that comes twice the last value counts. Raises InvalidRequest with the path of the wrong field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc), at) from None
+    except msgspec.DecodeError as exc:
+        what = f"`{at}` is" if at else "The body is"
+        raise InvalidRequest(f"{what} not valid JSON: {exc}.", at or None) from None
+    except RecursionError:
+        raise InvalidRequest(f"JSON is nested too deeply; the limit is {MAX_DEPTH} levels.", at or None) from None
+
+
+def check_depth(value: Json, path: str) -> None:
+    """Raise InvalidRequest when free-form JSON is deeper than MAX_DEPTH. Does not recurse."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        if not below:
+            return
+        level = below
+    raise InvalidRequest(f"JSON is nested too deeply; the limit is {MAX_DEPTH} levels.", path)
+
+
+def join(parent: str, child: str) -> str:
+    """The path of a field below another: `a` and `b` give `a.b`, `a` and `[0]` give `a[0]`."""
+    if not parent or not child:
+        return parent or child
+    return f"{parent}{child}" if child.startswith("[") else f"{parent}.{child}"
+
+
+def _wrong_field(message: str, at: str) -> InvalidRequest:
+    found = _WHERE.match(message)
+    assert found is not None  # every part of the pattern may be empty
+    path = join(at, found["path"] or "")
+    if missing := _MISSING.search(found["what"]):
+        path = join(path, missing["field"])
+        return InvalidRequest(f"`{path}` is required.", path)
+    what = found["what"][:1].lower() + found["what"][1:]
+    return InvalidRequest(f"`{path}`: {what}." if path else f"The body: {what}.", path or None)
+
+
+class ErrorInfo(msgspec.Struct):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every error, and the data of a stream's error event."""
+
+    error: ErrorInfo
+
+
+def error_bytes(exc: RequestError | EngineError) -> bytes:
+    """The JSON body that tells a client of an error."""
+    return encode(ErrorBody(ErrorInfo(exc.message, _kind(exc.status), getattr(exc, "param", None), exc.code)))
+
+
+def error_response(exc: RequestError | EngineError) -> web.Response:
+    """The response that tells a client of an error, before anything else was sent."""
+    response = json_response(error_bytes(exc), status=exc.status)
+    if isinstance(exc, Overloaded | NotReady):
+        response.headers["Retry-After"] = str(exc.retry_after_s)
+    if isinstance(exc, RequestTimeout | PayloadTooLarge):
+        response.force_close()  # the rest of the body may still come
+    return response
+
+
+def http_error_response(exc: web.HTTPException) -> web.Response:
+    """What aiohttp itself refuses (no such route, wrong method), in our shape and with its headers."""
+    code = (exc.reason or "error").lower().replace(" ", "_")
+    message = f"{exc.reason}." if exc.status != 404 else "There is no such route."
+    response = json_response(encode(ErrorBody(ErrorInfo(message, _kind(exc.status), None, code))), status=exc.status)
+    if "Allow" in exc.headers:
+        response.headers["Allow"] = exc.headers["Allow"]
+    return response
+
+
+def json_response(body: bytes, status: int = 200) -> web.Response:
+    """A response of encoded JSON."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+encode = msgspec.json.Encoder().encode
+
+
+def _kind(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,152 @@
+"""Exchange: one request's way through the engine, streamed or plain; the part that all dialects share. [R22]
+
+receive() gives the typed body, plain() runs a job to its Finish, streamed() sends its frames as they come. A client
+that leaves cancels the handler, whatever it waits for: so both abort in `finally`, and nothing else here does.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from glm53d.config import Config
+from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
+from glm53d.front.job import Finish, Job
+from glm53d.obs.log import get_logger
+from glm53d.obs.metrics import Metrics
+from glm53d.server import body
+from glm53d.server.sse import DONE, EventStream
+
+if TYPE_CHECKING:
+    from glm53d.front.engine import Engine
+
+log = get_logger(__name__)
+
+_RID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What handlers need, kept in the application under SERVICE."""
+
+    engine: "Engine"
+    config: Config
+    metrics: Metrics
+
+
+SERVICE = web.AppKey("service", Service)
+RID = web.RequestKey("rid", str)
+
+
+async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -> tuple[body.T, int]:
+    """The typed body and when its last byte was read. Raises NotReady, then whatever is wrong with the body."""
+    service = request.app[SERVICE]
+    raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
+    is_ready, state = service.engine.ready()
+    if not is_ready:  # limits, vocabulary and defaults are known only from then on
+        raise NotReady(f"No work is accepted: the server is {state.get('state', 'not ready')}.")
+    return body.decode(decoder, raw), received_ns
+
+
+def choose_rid(request: web.Request, given: str | None) -> str:
+    """The request's outside id: from the body, the X-Request-Id header, or a fresh one. [R12]"""
+    rid, where = (given, "rid") if given is not None else (request.headers.get("X-Request-Id"), "X-Request-Id")
+    if rid is None:
+        rid = uuid.uuid4().hex
+    elif not _RID.fullmatch(rid):
+        raise InvalidRequest(f"`{where}` must be 1 to 128 visible ASCII characters.", where)
+    request[RID] = rid
+    return rid
+
+
+def choose_model(engine: "Engine", name: str | None) -> str:
+    """The name that the answer carries: the client's, if it is one of ours. Raises ModelNotFound."""
+    if name is None:
+        return engine.models[0]
+    if name not in engine.models:
+        raise ModelNotFound(f"The model `{name}` is not served here; `{engine.models[0]}` is.", "model")
+    return name
+
+
+async def plain(request: web.Request, job: Job) -> Finish:
+    """Run a job to its end. Raises RequestError before the engine has it, EngineError after."""
+    service = request.app[SERVICE]
+    stream = await service.engine.submit(job)
+    try:
+        finish = await stream.finished()
+    finally:
+        service.engine.abort(stream)  # nothing to do for one that has finished
+    _count(request, job, finish)
+    return finish
+
+
+async def streamed(
+    request: web.Request, job: Job, *, first: bytes, last: Callable[[Finish], bytes]
+) -> web.StreamResponse:
+    """Run a job, its frames going out as they come, between the events `first` and last(finish), then [DONE].
+
+    Raises RequestError and NotReady while there is still a status to choose. Later errors are an event before [DONE].
+    """
+    service = request.app[SERVICE]
+    stream = await service.engine.submit(job)
+    events = EventStream(request, stream, service.config.server.keepalive_s)
+    try:
+        await events.open(first)
+        stream.start(events.write)
+        try:
+            finish = await stream.finished()
+            end = last(finish)
+            _count(request, job, finish)
+        except Exception as exc:
+            end = b"data: " + body.error_bytes(visible(exc, job.rid)) + b"\n\n"
+            service.metrics.stream_error(endpoint(request))
+        return await events.close(end + DONE)
+    finally:
+        events.cut()
+        service.engine.abort(stream)
+
+
+def visible(exc: Exception, rid: str | None) -> RequestError | EngineError:
+    """The error a client may see. What nobody raised on purpose is logged whole and shown as a plain 500."""
+    if isinstance(exc, RequestError):
+        return exc
+    if isinstance(exc, EngineError):
+        log.warning("request failed: %s: %s", exc.code, exc.message, extra={"rid": rid})
+        return exc
+    log.error("unexpected error", exc_info=exc, extra={"rid": rid})
+    hidden = EngineError("An internal error; the server's log has the details.")
+    hidden.code = Glm53dError.code
+    return hidden
+
+
+def endpoint(request: web.Request) -> str:
+    """The route's pattern, a label of bounded variety; "unknown" where none matched."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "unknown"
+
+
+def _count(request: web.Request, job: Job, finish: Finish) -> None:
+    usage = finish.usage
+    request.app[SERVICE].metrics.finished(
+        endpoint(request),
+        finish.reason.name.lower(),
+        tokens={
+            "prompt": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "completion": usage.completion_tokens,
+            "reasoning": usage.reasoning_tokens,
+        },
+        ttft_s=finish.first_token_latency,
+        queue_s=finish.queue_time,
+        e2e_s=seconds_since(job.received_ns),
+    )
+
+
+def seconds_since(ns: int) -> float:
+    """Seconds since a CLOCK_MONOTONIC mark."""
+    return (time.monotonic_ns() - ns) / 1e9

@@ -1,0 +1,251 @@
+"""/v1/chat/completions: schema, body -> Conversation, frames and events of a stream, Finish -> answer.
+
+A stream, in order: a chunk with the role, chunks with `reasoning_content`, chunks with `content`, one with
+`finish_reason`, one with `usage` if asked for, [DONE]. A turn that ends by itself and never closed its thinking was all
+answer: the plain answer has it as `content`; a stream has by then sent it as `reasoning_content` and leaves it there.
+"""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from glm53d.chat.conversation import Conversation, Json
+from glm53d.errors import InvalidRequest
+from glm53d.front.job import Finish, Job, OutSpec
+from glm53d.server import body, exchange
+from glm53d.server.openai_common import Chunks, OpenAiFields, finish_reason, openai_sampling, usage_object
+from glm53d.server.sampling import Count, not_served, refuse_not_served
+
+if TYPE_CHECKING:
+    from glm53d.front.engine import Engine
+
+_ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
+_EFFORTS = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "high",
+    "high": "high",
+    "xhigh": "max",
+    "max": "max",
+}
+# What the template has words for: text, and media that it tells the model it cannot see.
+_MEDIA = frozenset(("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio"))
+
+
+class FunctionCall(msgspec.Struct):
+    """A call in the history; `arguments` is JSON text, or by some clients the object itself."""
+
+    name: str
+    arguments: str | dict[str, Json] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One entry of an assistant message's tool_calls."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(msgspec.Struct):
+    """A message as clients send it. Fields that its role does not have are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Json]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[Json, not_served()] = None
+
+
+class Thinking(msgspec.Struct):
+    """Options of thinking. There is no switch: the model always thinks."""
+
+    clear_thinking: bool | None = None
+    budget_tokens: Annotated[Json, not_served()] = None
+
+
+class Reasoning(msgspec.Struct):
+    """The nested spelling of reasoning_effort."""
+
+    effort: str | None = None
+    max_tokens: Annotated[Json, not_served()] = None
+
+
+class TemplateOptions(msgspec.Struct):
+    """What chat_template_kwargs may set; enable_thinking and the like change nothing in this model."""
+
+    clear_thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatBody(OpenAiFields, kw_only=True):
+    """The request."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
+    clear_thinking: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    tools: Annotated[Json, not_served([])] = None
+    tool_choice: Annotated[Json, not_served("none", "auto")] = None  # without tools both ask for nothing
+    functions: Annotated[Json, not_served([])] = None
+    function_call: Annotated[Json, not_served("none", "auto")] = None
+    response_format: Annotated[Json, not_served({"type": "text"})] = None
+    logprobs: Annotated[Json, not_served(False)] = None
+    top_logprobs: Annotated[Json, not_served(0)] = None
+    echo: Annotated[Json, not_served(False)] = None
+    modalities: Annotated[Json, not_served(["text"])] = None
+    audio: Annotated[Json, not_served()] = None
+    prediction: Annotated[Json, not_served()] = None
+    web_search_options: Annotated[Json, not_served()] = None
+    chat_template: Annotated[Json, not_served()] = None
+    add_generation_prompt: Annotated[Json, not_served(True)] = None
+    continue_final_message: Annotated[Json, not_served(False)] = None
+    separate_reasoning: Annotated[Json, not_served(True)] = None
+    stream_reasoning: Annotated[Json, not_served(True)] = None
+    include_reasoning: Annotated[Json, not_served(True)] = None
+    thinking_budget: Annotated[Json, not_served()] = None
+    thinking_token_budget: Annotated[Json, not_served()] = None
+
+
+_DECODER = msgspec.json.Decoder(ChatBody)
+_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Handle POST /v1/chat/completions."""
+    req, received_ns = await exchange.receive(request, _DECODER)
+    engine = request.app[exchange.SERVICE].engine
+    rid = exchange.choose_rid(request, req.rid)
+    model = exchange.choose_model(engine, req.model)
+    max_tokens = ("max_completion_tokens", req.max_completion_tokens)
+    if req.max_completion_tokens is None:
+        max_tokens = ("max_tokens", req.max_tokens)
+    sampling = openai_sampling(req, max_tokens, engine)
+    conversation = to_conversation(req)
+    id, created = f"chatcmpl-{rid}", int(time.time())
+    chunks = Chunks(id, "chat.completion.chunk", created, model, req.with_usage)
+    end = b'"},"finish_reason":null'
+    job = Job(
+        rid=rid,
+        received_ns=received_ns,
+        conversation=conversation,
+        sampling=sampling,
+        out=OutSpec(
+            content=chunks.frame(b'"delta":{"content":"', end) if req.stream else None,
+            reasoning=chunks.frame(b'"delta":{"reasoning_content":"', end) if req.stream else None,
+            starts_in_reasoning=True,
+            skip_special_tokens=req.skip_special_tokens is not False,
+        ),
+    )
+    if req.stream:
+        return await exchange.streamed(
+            request,
+            job,
+            first=chunks.choice(b'"delta":{"role":"assistant","content":""},"finish_reason":null'),
+            last=lambda finish: _last_chunks(chunks, finish),
+        )
+    finish = await exchange.plain(request, job)
+    answer = {
+        "id": id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "message": _message(engine, finish), "finish_reason": finish_reason(finish)}],
+        "usage": usage_object(finish.usage),
+    }
+    return body.json_response(body.encode(answer))
+
+
+def to_conversation(req: ChatBody) -> Conversation:
+    """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
+    if req.thinking is not None:
+        refuse_not_served(req.thinking, "thinking")
+    if req.reasoning is not None:
+        refuse_not_served(req.reasoning, "reasoning")
+    options = req.chat_template_kwargs or TemplateOptions()
+    thinking = req.thinking or Thinking()
+    clear = (req.clear_thinking, thinking.clear_thinking, options.clear_thinking)
+    return Conversation(
+        messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
+        reasoning_effort=_effort(req, options),
+        clear_thinking=next((choice for choice in clear if choice is not None), False),
+    )
+
+
+def _effort(req: ChatBody, options: TemplateOptions) -> str:
+    """The model's level: low, high or max."""
+    spellings = (
+        ("reasoning_effort", req.reasoning_effort),
+        ("reasoning.effort", req.reasoning.effort if req.reasoning else None),
+        ("chat_template_kwargs.reasoning_effort", options.reasoning_effort),
+    )
+    for param, level in spellings:
+        if level is not None:
+            if level not in _EFFORTS:
+                raise InvalidRequest(f"`{param}` must be one of {', '.join(_EFFORTS)}.", param)
+            return _EFFORTS[level]
+    return "max"
+
+
+def _to_message(message: Message, at: str) -> dict[str, Json]:
+    refuse_not_served(message, at)
+    role = _ROLES.get(message.role, message.role)
+    if message.content is None and role in ("system", "user"):
+        raise InvalidRequest(f"`{at}.content` is required.", f"{at}.content")
+    content: Json = message.content
+    if isinstance(content, list):
+        content = [_to_part(part, f"{at}.content[{i}]") for i, part in enumerate(content)]
+    out: dict[str, Json] = {"role": role, "content": content}
+    if role == "assistant":
+        thoughts = (message.reasoning_content, message.thinking, message.reasoning)
+        if (reasoning := next((text for text in thoughts if text is not None), None)) is not None:
+            out["reasoning_content"] = reasoning
+        if message.tool_calls:
+            out["tool_calls"] = [_to_call(c, f"{at}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)]
+    if role == "tool" and message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    return out
+
+
+def _to_part(part: dict[str, Json], at: str) -> dict[str, Json]:
+    kind = part.get("type")
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"`{at}.text` must be a string.", f"{at}.text")
+        return {"type": "text", "text": part["text"]}
+    if isinstance(kind, str) and kind in _MEDIA:
+        return {"type": kind}  # the data itself would only be carried along
+    raise InvalidRequest(f"`{at}.type` must be text or a kind of media.", f"{at}.type")
+
+
+def _to_call(call: ToolCall, at: str) -> dict[str, Json]:
+    path, arguments = f"{at}.function.arguments", call.function.arguments
+    if isinstance(arguments, str):
+        arguments = body.decode(_ARGUMENTS, arguments, path) if arguments.strip() else {}
+    body.check_depth(arguments, path)
+    function = {"name": call.function.name, "arguments": arguments or {}}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _message(engine: "Engine", finish: Finish) -> dict[str, Json]:
+    """The answer's message. Without </think>, what ended by itself is the answer, what was cut is reasoning."""
+    content: str | None = finish.text
+    reasoning: str | None = finish.reasoning or None
+    if not (finish.output_ids == engine.vocab.think_end).any():
+        content, reasoning = (finish.reasoning, None) if finish_reason(finish) == "stop" else (None, reasoning)
+    return {"role": "assistant", "content": content, "reasoning_content": reasoning}
+
+
+def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
+    end = chunks.choice(b'"delta":{},"finish_reason":' + body.encode(finish_reason(finish)))
+    return end + chunks.usage(finish.usage)

@@ -1,0 +1,106 @@
+"""What the OpenAI dialects share: the fields of their bodies, and the bytes of their answers."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from glm53d.chat.conversation import Json
+from glm53d.front.job import Finish, Frame, SamplingParams, Usage
+from glm53d.server.body import encode
+from glm53d.server.sampling import Count, Int32, SamplingFields, not_served, refuse_not_served, to_sampling
+
+if TYPE_CHECKING:
+    from glm53d.front.engine import Engine
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: Annotated[Json, not_served(False)] = None
+
+
+class OpenAiFields(SamplingFields, kw_only=True):
+    """The fields that chat and text completions have in common. Unknown fields are ignored, null is absent."""
+
+    model: str | None = None
+    rid: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    priority: Int32 | None = None
+
+    data_parallel_rank: Annotated[Json, not_served()] = None
+    routed_dp_rank: Annotated[Json, not_served()] = None
+    bootstrap_host: Annotated[Json, not_served()] = None
+    bootstrap_port: Annotated[Json, not_served()] = None
+    bootstrap_room: Annotated[Json, not_served()] = None
+    cache_salt: Annotated[Json, not_served("")] = None
+    extra_key: Annotated[Json, not_served("")] = None
+    lora_path: Annotated[Json, not_served()] = None
+    session_params: Annotated[Json, not_served()] = None
+    prompt_logprobs: Annotated[Json, not_served(0)] = None
+    return_hidden_states: Annotated[Json, not_served(False)] = None
+    return_token_ids: Annotated[Json, not_served(False)] = None
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def openai_sampling(fields: OpenAiFields, max_tokens: tuple[str, int | None], engine: "Engine") -> SamplingParams:
+    """The request's SamplingParams. Raises InvalidRequest, also for all that is not served."""
+    if fields.stream_options is not None:
+        refuse_not_served(fields.stream_options, "stream_options")
+    return to_sampling(
+        fields,
+        max_tokens=max_tokens,
+        min_tokens=("min_tokens", fields.min_tokens),
+        priority=fields.priority,
+        defaults=engine.defaults,
+        vocab_size=engine.vocab.size,
+    )
+
+
+def usage_object(usage: Usage) -> dict[str, Json]:
+    """The `usage` of an answer. [R42]"""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def finish_reason(finish: Finish) -> str:
+    """`stop`, `length`, or `abort` for one that was ended through /abort_request."""
+    return finish.reason.name.lower()
+
+
+class Chunks:
+    """The events of one stream: the same bytes around ever new pieces. Made once per request."""
+
+    def __init__(self, id: str, kind: str, created: int, model: str, with_usage: bool):
+        common = {"id": id, "object": kind, "created": created, "model": model}
+        self._start = b"data: " + encode(common)[:-1]
+        self._head = self._start + b',"choices":[{"index":0,'
+        self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
+        self._with_usage = with_usage
+
+    def choice(self, fields: bytes) -> bytes:
+        """A whole chunk, given the JSON of its choice's fields without braces."""
+        return self._head + fields + self._tail
+
+    def frame(self, before: bytes, after: bytes) -> Frame:
+        """Chunks that differ in one string: the choice's JSON before and after its escaped text."""
+        return Frame(self._head + before, after + self._tail)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk, if the client asked for it."""
+        if not self._with_usage:
+            return b""
+        return self._start + b',"choices":[],"usage":' + encode(usage_object(usage)) + b"}\n\n"

@@ -1,0 +1,118 @@
+"""Sampling: the parameters of any dialect -> one SamplingParams, and by name a no to what is not served. [R14]
+
+Types and ranges stand in the structs; msgspec checks them while it parses and names the path of a wrong field.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from glm53d.chat.conversation import Json
+from glm53d.errors import InvalidRequest
+from glm53d.front.job import SamplingParams
+from glm53d.server.body import join
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+def not_served(*neutral: Json) -> Meta:
+    """Mark a field that clients know and we do not serve: any value but null and these is refused by its name."""
+    return Meta(extra={"neutral": neutral})
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What every dialect calls by the same name."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    skip_special_tokens: bool | None = None
+
+    n: Annotated[Json, not_served(1)] = None
+    stop: Annotated[Json, not_served([], "")] = None
+    frequency_penalty: Annotated[Json, not_served(0, 0.0)] = None
+    presence_penalty: Annotated[Json, not_served(0, 0.0)] = None
+    repetition_penalty: Annotated[Json, not_served(1, 1.0)] = None
+    logit_bias: Annotated[Json, not_served({})] = None
+    regex: Annotated[Json, not_served()] = None
+    ebnf: Annotated[Json, not_served()] = None
+    json_schema: Annotated[Json, not_served()] = None
+    structural_tag: Annotated[Json, not_served()] = None
+    structured_outputs: Annotated[Json, not_served()] = None
+    guided_json: Annotated[Json, not_served()] = None
+    guided_regex: Annotated[Json, not_served()] = None
+    guided_choice: Annotated[Json, not_served()] = None
+    guided_grammar: Annotated[Json, not_served()] = None
+    no_stop_trim: Annotated[Json, not_served(False)] = None
+    include_stop_str_in_output: Annotated[Json, not_served(False)] = None
+
+
+def refuse_not_served(fields: msgspec.Struct, at: str = "") -> None:
+    """Raise InvalidRequest for the first field that asks for what is not served."""
+    for name, neutral in _neutral_values(type(fields)).items():
+        value = getattr(fields, name)
+        # The type counts too: `true` equals 1 and is none of the numbers a client may mean.
+        if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
+            raise InvalidRequest(f"`{join(at, name)}` is not supported.", join(at, name))
+
+
+def to_sampling(
+    fields: SamplingFields,
+    *,
+    max_tokens: tuple[str, int | None],
+    min_tokens: tuple[str, int | None],
+    priority: int | None,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    at: str = "",
+) -> SamplingParams:
+    """The parameters of a request, normalised. The length limits come with the names that the dialect gives them.
+
+    `defaults` are the checkpoint's own (generation_config.json). Raises InvalidRequest.
+    """
+    refuse_not_served(fields, at)
+    max_name, max_new = max_tokens
+    min_name, min_new = min_tokens
+    if min_new is not None and max_new is not None and min_new > max_new:
+        raise InvalidRequest(f"`{join(at, min_name)}` is larger than `{max_name}`.", join(at, min_name))
+    for i, token in enumerate(fields.stop_token_ids or ()):
+        if token >= vocab_size:
+            path = join(at, f"stop_token_ids[{i}]")
+            raise InvalidRequest(f"`{path}` is not in the vocabulary of {vocab_size} tokens.", path)
+
+    def chosen(name: str, neutral: float) -> Any:
+        given = getattr(fields, name)
+        return given if given is not None else defaults.get(name, neutral)
+
+    return SamplingParams(
+        temperature=float(chosen("temperature", 1.0)),
+        top_p=float(chosen("top_p", 1.0)),
+        top_k=max(int(chosen("top_k", 0)), 0),
+        min_p=float(chosen("min_p", 0.0)),
+        seed=None if fields.seed is None else fields.seed & (2**64 - 1),
+        # Beyond any context, so a cap changes no meaning; the records hold 32 bits.
+        max_new_tokens=None if max_new is None else min(max_new, 2**31 - 1),
+        min_new_tokens=min(min_new or 0, 2**31 - 1),
+        ignore_eos=bool(fields.ignore_eos),
+        stop_ids=tuple(fields.stop_token_ids or ()),
+        priority=priority or 0,
+    )
+
+
+@cache
+def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[Json, ...]]:
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if isinstance(meta, Meta) and meta.extra is not None:
+                found[name] = meta.extra["neutral"]
+    return found

@@ -1,0 +1,156 @@
+"""FakeEngine: an in-memory engine that answers from a script. For tests of the HTTP side alone.
+
+It frames pieces in plain Python as front/engine.py has them framed natively, and counts what the server asks of it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+
+from glm53d.config import Config
+from glm53d.errors import Glm53dError, NotReady
+from glm53d.front.job import Finish, Job, Usage
+from glm53d.ipc.records import FinishReason
+
+THINK_END = 7
+VOCAB_SIZE = 1000
+
+
+@dataclass
+class Script:
+    """What the next requests get: (phase, text, ids) pieces, then an end."""
+
+    pieces: list[tuple[str, str, list[int]]] = field(
+        default_factory=lambda: [
+            ("reasoning", "Let me ", [11, 12]),
+            ("reasoning", "think.", [13, THINK_END]),
+            ("content", 'Hello "you"\n', [21]),
+            ("content", "世界", [22]),
+        ]
+    )
+    reason: FinishReason = FinishReason.STOP
+    refuse: Glm53dError | None = None  # raised by submit()
+    fail: Glm53dError | Exception | None = None  # raised by finished(), after the pieces
+    hold_submit: bool = False  # submit() never returns
+    hold: bool = False  # after the pieces, wait for release or abort
+
+
+class FakeStream:
+    """One request in flight."""
+
+    def __init__(self, engine: "FakeEngine", job: Job):
+        self.rid = job.rid
+        self.job = job
+        self.num_prompt_ids = 5
+        self.slow: list[bool] = []
+        self.write: Callable[[bytes], None] | None = None
+        self.release = asyncio.Event()
+        self.aborted = False
+        self._engine = engine
+
+    def start(self, write: Callable[[bytes], None]) -> None:
+        self.write = write
+        for phase, text, ids in self._engine.script.pieces:
+            write(self.frame(phase, text, ids))
+
+    def frame(self, phase: str, text: str, ids: list[int]) -> bytes:
+        out = self.job.out
+        frame = out.reasoning if phase == "reasoning" and out.reasoning is not None else out.content
+        middle = msgspec.json.encode(text)[1:-1]
+        if out.with_ids:
+            middle += b'","output_ids":' + msgspec.json.encode(ids)
+        return frame.prefix + middle + frame.suffix
+
+    def set_slow(self, slow: bool) -> None:
+        self.slow.append(slow)
+
+    async def finished(self) -> Finish:
+        script = self._engine.script
+        if script.hold and not self.aborted:
+            await self.release.wait()
+        if script.fail is not None:
+            raise script.fail
+        self._engine.live.remove(self)
+        ids = [i for _, _, piece in script.pieces for i in piece]
+        plain = self.job.out.content is None
+        received = self.job.received_ns
+
+        def text(phase: str) -> str:
+            return "".join(t for p, t, _ in script.pieces if p == phase) if plain else ""
+
+        return Finish(
+            reason=FinishReason.ABORT if self.aborted else script.reason,
+            usage=Usage(5, len(ids), sum(len(i) for p, _, i in script.pieces if p == "reasoning"), 2),
+            matched_id=3 if script.reason is FinishReason.STOP else None,
+            text=text("content"),
+            reasoning=text("reasoning"),
+            output_ids=np.array(ids, np.int32),
+            marks={
+                "received": received,
+                "first_token": received + 10**6,
+                "last_token": received + 10**7,
+                "queue": 10**5,
+            },
+        )
+
+
+class FakeEngine:
+    """The engine's contract with the server, scripted."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.script = Script()
+        self.vocab = SimpleNamespace(size=VOCAB_SIZE, think_end=THINK_END)
+        self.limits = SimpleNamespace(max_req_input_len=99, max_context_len=100)
+        self.defaults = {"temperature": 1.0, "top_p": 0.95}
+        self.models = ("nano", "alias")
+        self.state = "up"
+        self.live: list[FakeStream] = []
+        self.jobs: list[Job] = []
+        self.submits_cancelled = 0
+
+    async def submit(self, job: Job) -> FakeStream:
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        if self.script.hold_submit:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.submits_cancelled += 1
+                raise
+        self.jobs.append(job)
+        stream = FakeStream(self, job)
+        self.live.append(stream)
+        return stream
+
+    def abort(self, stream: FakeStream) -> None:
+        if stream in self.live:
+            self.live.remove(stream)
+            stream.aborted = True
+
+    def abort_rid(self, rid: str | None) -> int:
+        chosen = [s for s in self.live if rid is None or s.rid == rid]
+        for stream in chosen:
+            stream.aborted = True
+            stream.release.set()
+        return len(chosen)
+
+    async def health_generate(self) -> None:
+        if self.state != "up":
+            raise NotReady("The ranks are loading.")
+
+    def health(self) -> tuple[bool, dict]:
+        return self.state == "up", {"state": self.state}
+
+    def ready(self) -> tuple[bool, dict]:
+        return self.state == "up", {"state": self.state}
+
+    def server_info(self) -> dict:
+        return {"version": "test", "models": list(self.models)}
+
+    def loads(self) -> list[dict]:
+        return [{"dp_rank": 0, "num_running": len(self.live), "num_waiting": 0, "steps": 12}]
