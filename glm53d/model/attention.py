@@ -1,0 +1,109 @@
+"""Multi-head latent attention over the chosen tokens, in the two forms that step.py's groups ask for.
+
+Cached per token is one row: a latent c and a rotated key r that all heads share. With kv_b = [Wk; Wv] of each head:
+
+    expanded   k = [Wk c, r], v = Wv c for every token;    score = q . k;                       out = sum p v
+    absorbed   nothing is made of a token's row;           score = [Wk^T q_nope, q_rope] . row; out = Wv sum p c
+
+Both give the same numbers up to rounding. The scale is that of the head before absorption, 1 / sqrt(nope + rope).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glm53d.model.config import ModelConfig
+from glm53d.model.indexer import Indexer
+from glm53d.model.kv_cache import KvCache
+from glm53d.model.layers import RmsNorm, rotate
+from glm53d.model.step import Absorbed, Expanded, Group, Step, parts
+from glm53d.model.weights import Checkpoint
+
+
+class Attention:
+    """One layer's attention, its indexer included if it is a full layer."""
+
+    def __init__(self, config: ModelConfig, layer: int, checkpoint: Checkpoint, q_kv_norm_eps: float):
+        def read(name: str) -> Tensor:
+            return checkpoint.read(f"{prefix}{name}.weight")
+
+        prefix = f"model.layers.{layer}.self_attn."
+        self.layer = layer
+        self.heads, self.kv_lora_rank = config.num_attention_heads, config.kv_lora_rank
+        self.qk_head_dim, self.nope_dim, self.v_head_dim = (
+            config.qk_head_dim,
+            config.qk_nope_head_dim,
+            config.v_head_dim,
+        )
+        self.scale = config.qk_head_dim**-0.5
+        full = config.indexer_types[layer] == "full"
+        self.indexer = Indexer(config, checkpoint, prefix + "indexer.") if full else None
+
+        # What reads the same input is one product: fewer, larger operations.
+        from_x = [read("q_a_proj"), read("kv_a_proj_with_mqa")]
+        from_q = [read("q_b_proj")]
+        self.x_parts = [config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim]
+        if full:
+            from_x += [read("indexer.wk"), read("indexer.weights_proj")]
+            from_q += [read("indexer.wq_b")]
+            self.x_parts += [config.index_head_dim, config.index_n_heads]
+        self.w_x, self.w_q = torch.cat(from_x), torch.cat(from_q)
+        self.q_norm = RmsNorm(read("q_a_layernorm"), q_kv_norm_eps)
+        self.kv_norm = RmsNorm(read("kv_a_layernorm"), q_kv_norm_eps)
+        kv_b = read("kv_b_proj").view(self.heads, self.nope_dim + self.v_head_dim, self.kv_lora_rank)
+        self.w_k = kv_b[:, : self.nope_dim]  # [heads, nope, kv_lora_rank]
+        self.w_v = kv_b[:, self.nope_dim :].transpose(1, 2)  # [heads, kv_lora_rank, v]
+        self.w_o = read("o_proj")
+
+    def __call__(
+        self, x: Tensor, step: Step, angles: Tensor, cache: KvCache, chosen: list[Group]
+    ) -> tuple[Tensor, list[Group]]:
+        """Cache this step's rows, then attend. `chosen` is the last full layer's; this layer's is returned beside x."""
+        q_latent, c, rope_key, *index = F.linear(x, self.w_x).split(self.x_parts, -1)
+        q_latent = self.q_norm(q_latent)
+        row = torch.cat([self.kv_norm(c), rotate(rope_key[:, None], angles)[:, 0]], -1)
+        cache.latent[self.layer].index_copy_(0, step.out_cache_loc, row)
+
+        q = F.linear(q_latent, self.w_q)
+        keys = cache.index_k[self.layer]
+        if self.indexer is not None and keys is not None:
+            index_k, index_w = index
+            keys.index_copy_(0, step.out_cache_loc, self.indexer.key(index_k, angles))
+            chosen = self.indexer.choose(step.groups, q[:, self.heads * self.qk_head_dim :], index_w, angles, keys)
+
+        q = q[:, : self.heads * self.qk_head_dim].unflatten(-1, (self.heads, self.qk_head_dim))
+        q_nope, q_rope = q[..., : self.nope_dim], rotate(q[..., self.nope_dim :], angles)
+        out = x.new_empty(len(x), self.heads, self.v_head_dim)
+        for group in chosen:
+            queries = q_nope[group.tokens], q_rope[group.tokens]
+            if isinstance(group, Absorbed):
+                out[group.tokens] = self._absorbed(*queries, cache.latent[self.layer], group)
+            else:
+                out[group.tokens] = self._expanded(*queries, cache.latent[self.layer], group)
+        return F.linear(out.flatten(1), self.w_o), chosen
+
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, rows: Tensor, group: Absorbed) -> Tensor:
+        """[queries, heads, v]."""
+        q_latent = torch.bmm(q_nope.transpose(0, 1), self.w_k).transpose(0, 1)
+        q = torch.cat([q_latent, q_rope], -1)
+        latents = []
+        for part in parts(len(q), group.locs.shape[1] * max(q.shape[1:])):
+            seen = F.embedding(group.locs[part], rows)
+            scores = torch.baddbmm(group.bias[part], q[part], seen.transpose(1, 2), alpha=self.scale)
+            latents.append(torch.bmm(scores.softmax(-1), seen[..., : self.kv_lora_rank]))
+        return torch.bmm(torch.cat(latents).transpose(0, 1), self.w_v).transpose(0, 1)
+
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, rows: Tensor, group: Expanded) -> Tensor:
+        """[queries, heads, v]."""
+        seen = rows[group.locs]
+        c, rope_key = seen[:, : self.kv_lora_rank], seen[:, self.kv_lora_rank :]
+        k = torch.cat([torch.matmul(c, self.w_k.transpose(1, 2)), rope_key.expand(self.heads, -1, -1)], -1)
+        v = torch.matmul(c, self.w_v)
+        q = torch.cat([q_nope, q_rope], -1).transpose(0, 1)
+        out = []
+        for part in parts(q.shape[1], self.heads * len(seen)):
+            up_to = group.prefix_len + part.stop
+            bias = group.bias(part, q.dtype).expand(self.heads, -1, -1)
+            scores = torch.baddbmm(bias, q[:, part], k[:, :up_to].transpose(1, 2), alpha=self.scale)
+            out.append(torch.bmm(scores.softmax(-1), v[:, :up_to]))
+        return torch.cat(out, 1).transpose(0, 1)

@@ -1,0 +1,55 @@
+"""What every layer is made of: norm, rotary positions, the gated MLP. Weights are tensors, [out, in] as stored."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glm53d.model.config import ModelConfig
+from glm53d.model.weights import Checkpoint
+
+
+class RmsNorm:
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, weight: Tensor, eps: float):
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Rope:
+    """Angles of positions, computed when needed: a table for a million positions would be 256 MB for nothing."""
+
+    def __init__(self, config: ModelConfig, device: torch.device):
+        dim = config.qk_rope_head_dim
+        # In float32 and in this order of operations, because the checkpoint was trained with these very frequencies.
+        self.inv_freq = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, device=device).float() / dim)
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """[num_tokens, 1, dim / 2] complex: cos + i sin per pair, to be broadcast over heads."""
+        angle = positions[:, None, None].float() * self.inv_freq
+        return torch.polar(torch.ones_like(angle), angle)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn the interleaved pairs (2i, 2i + 1) of x [num_tokens, heads, dim]; they stay where they are.
+
+    In place of each other is also the order in which GPU kernels read a cached key.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * angles).flatten(-2).to(x.dtype)
+
+
+class Mlp:
+    """down(silu(gate x) * up x). Gate and up are one product."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str):
+        gate, up = checkpoint.read(prefix + "gate_proj.weight"), checkpoint.read(prefix + "up_proj.weight")
+        self.gate_up = torch.cat([gate, up])
+        self.down = checkpoint.read(prefix + "down_proj.weight")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, self.gate_up).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self.down)

@@ -1,0 +1,157 @@
+"""The reference engine: the model in plain torch on one rank, CPU or CUDA. [R43]"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glm53d.config import Config
+from glm53d.errors import StartError
+from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
+from glm53d.model.config import ModelConfig
+from glm53d.model.glm import Glm
+from glm53d.model.kv_cache import KvCache
+from glm53d.model.step import Step, plan_step
+from glm53d.model.weights import Checkpoint
+from glm53d.nano.weights import nano_folder
+from glm53d.runner.base import Loaded, Progress
+from glm53d.runner.sampler import Sampler
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+AUTO_CONTEXTS = 8  # a pool that sizes itself holds no more full contexts: a small model need not take the machine
+CUDA_RESERVE = 0.1  # of what the weights leave on a GPU: for temporary arrays
+
+
+@dataclass(slots=True, eq=False)
+class Launched:
+    """A step between launch and collect."""
+
+    step: int
+    sampled: np.ndarray  # [num_rows] bool
+    ids: Tensor  # of the sampled rows, on the device
+    start_ns: int
+
+
+class TorchRunner:
+    """A Runner over Glm. Slot arrays live on the device: block tables, sampling parameters, last sampled ids.
+
+    On the CPU a step has run when launch returns; on CUDA it is queued, and collect waits for it.
+    """
+
+    def __init__(self, config: Config, rank: int, max_slots: int, tokenizer_size: int):
+        """Args: max_slots: request slots a Batch may name. tokenizer_size: ids from here on are never sampled."""
+        if rank != 0 or config.parallel.tp_size != 1:
+            raise StartError("the torch engine runs on one rank in this version: set parallel.tp_size to 1")
+        if config.kv.dtype != "auto":
+            raise StartError('the torch engine keeps KV rows in the model\'s dtype: set kv.dtype to "auto"')
+        if config.engine.device == "cuda" and not torch.cuda.is_available():
+            raise StartError('engine.device is "cuda", and torch finds no CUDA device')
+        self.config = config
+        self.max_slots = max_slots
+        self.tokenizer_size = tokenizer_size
+        self.device = torch.device(config.engine.device)
+        self.dtype = DTYPES[config.model.dtype]
+        self._launched: deque[Launched] = deque()
+
+    def load(self, progress: Progress) -> Loaded:
+        """Weights, then the KV pool. Raises CheckpointError or StartError, naming what is wrong."""
+        if self.config.engine.threads:
+            torch.set_num_threads(self.config.engine.threads)
+        path = self.config.model.path
+        folder = nano_folder() if path == "nano" else Path(path)
+        model_config = ModelConfig.load(folder)
+        context = self.config.model.max_context_len or model_config.max_position_embeddings
+        if context > model_config.max_position_embeddings:
+            raise StartError(
+                f"model.max_context_len is {context}, above the checkpoint's {model_config.max_position_embeddings}"
+            )
+        progress("weights", 0)
+        checkpoint = Checkpoint(folder, model_config, self.dtype, self.device)
+        layers = model_config.num_hidden_layers
+        eps = self.config.model.q_kv_norm_eps or model_config.rms_norm_eps
+        self.model = Glm(model_config, checkpoint, eps, lambda done: progress("weights", 100 * done // layers))
+        checkpoint.close()
+
+        progress("kv cache", 0)
+        page_size = self.config.kv.page_size
+        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype)
+        num_pages = self._num_pages(bytes_per_token * page_size, -(-context // page_size))
+        self.cache = KvCache(
+            model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots, max_context_len=context,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip
+        self.sampler = Sampler(self.max_slots, min(self.tokenizer_size, model_config.vocab_size), self.device)
+        self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
+        progress("kv cache", 100)
+        return Loaded(num_pages, page_size, context, bytes_per_token, checkpoint.bytes_read)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> None:
+        """Start a step; the batch's arrays may be reused once this returns."""
+        start_ns = time.monotonic_ns()
+        if len(batch.inits):
+            self.sampler.init_slots(batch.inits)
+        if len(batch.run_slot):
+            self.cache.append_pages(batch.run_slot, batch.run_start, batch.run_count, batch.pages)
+        sampled = (batch.row_flags & ROW_SAMPLE) != 0
+        ids = self.last_id[:0]
+        if batch.num_rows:
+            logits = self.model.forward(self._plan(batch, sampled), self.cache)
+            slots = batch.row_slot[sampled]
+            ids = self.sampler.sample(logits, slots, (batch.row_prefix_len + batch.row_extend_len)[sampled])
+            self.last_id[self._index(slots)] = ids
+        self._launched.append(Launched(batch.step, sampled, ids, start_ns))
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step not yet collected; waits for it."""
+        launched = self._launched.popleft()
+        ids = np.full((len(launched.sampled), 1), -1, np.int32)
+        ids[launched.sampled, 0] = launched.ids.cpu().numpy()
+        counts = launched.sampled.astype(np.int32)
+        return StepResult(launched.step, counts, ids, launched.start_ns, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Give back memory and handles."""
+        self._launched.clear()
+        for name in ("model", "cache", "sampler", "last_id"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _plan(self, batch: Batch, sampled: np.ndarray) -> Step:
+        input_ids = self._index(batch.input_ids)
+        fed = (batch.row_flags & ROW_FEED) != 0
+        if fed.any():
+            first_token = np.cumsum(batch.row_extend_len) - batch.row_extend_len
+            input_ids[self._index(first_token[fed])] = self.last_id[self._index(batch.row_slot[fed])]
+        return plan_step(self.cache, input_ids, batch.row_slot, batch.row_prefix_len, batch.row_extend_len, sampled)
+
+    def _index(self, values: np.ndarray) -> Tensor:
+        """A copy on the device as int64, which is what torch indexes with."""
+        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+    def _num_pages(self, page_bytes: int, pages_per_context: int) -> int:
+        """As configured, else what memory allows."""
+        if self.config.kv.num_pages:
+            return self.config.kv.num_pages
+        if self.config.kv.memory_bytes:
+            memory_bytes = self.config.kv.memory_bytes
+            pages = memory_bytes // page_bytes
+        else:
+            memory_bytes = self._free_bytes()
+            pages = min(memory_bytes // page_bytes, AUTO_CONTEXTS * pages_per_context)
+        if pages == 0:
+            raise StartError(f"{memory_bytes} bytes for KV do not hold one page of {page_bytes} bytes")
+        return pages
+
+    def _free_bytes(self) -> int:
+        """A quarter of the machine's available memory; of a GPU, most of what the weights left."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info()[0] * (1.0 - CUDA_RESERVE))
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024 // 4
