@@ -37,10 +37,10 @@ class Sampler:
         slots = inits["slot"].astype(np.int64)
         self.kind[slots] = np.where(inits["temperature"] == 0.0, GREEDY, np.where(filtered, FILTERED, PLAIN))
         at = torch.from_numpy(slots).to(self.device)
-        for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
-            mine = getattr(self, name)
-            values = np.ascontiguousarray(inits[name]).view(np.int64 if name == "seed" else inits[name].dtype)
-            mine[at] = torch.from_numpy(values).to(self.device, mine.dtype)
+        self.seed[at] = torch.from_numpy(inits["seed"].copy().view(np.int64)).to(self.device)
+        self.top_k[at] = torch.from_numpy(inits["top_k"].astype(np.int64)).to(self.device)
+        for mine, name in ((self.temperature, "temperature"), (self.top_p, "top_p"), (self.min_p, "min_p")):
+            mine[at] = torch.from_numpy(inits[name].copy()).to(self.device)
 
     def sample(self, logits: Tensor, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """One id per row, int64 on the device.
