@@ -42,7 +42,7 @@ class OutSpec:
     content: Frame | None = None
     reasoning: Frame | None = None  # None: reasoning is framed like content
     starts_in_reasoning: bool = False  # a chat turn; </think> ends it
-    with_ids: bool = False  # between text and suffix stands `","output_ids":[1,2]`: the suffix then starts after a value
+    with_ids: bool = False  # `","output_ids":[1,2]` stands between text and suffix, which then starts behind a value
     skip_special_tokens: bool = True
 
 

@@ -3,12 +3,14 @@
     rows            one per request that computes in this step, ordered by attention-DP rank
       slot          the request's place in the device-side slot arrays (last id, block table, sampling parameters)
       prefix_len    tokens whose KV exists          extend_len   tokens computed now: input_ids has them, row after row
-      flags         ROW_SAMPLE: sample after the row's last token.  ROW_FEED: its one input is the slot's last sampled id
+      flags         ROW_SAMPLE: sample after the row's last token.  ROW_FEED: its one input is the slot's last sampled
+      id
     inits           sampling parameters of slots that a new request takes; applied before the step
     runs            pages appended to block tables before the step: block_table[slot, start : start + count] = pages
 
-A position's KV slot is block_table[slot, position // page_size] * page_size + position % page_size, so out_cache_loc and
-positions follow from the rows and are not sent. Records carry slots, not token values: what was sampled stays on the device.
+A position's KV slot is block_table[slot, position // page_size] * page_size + position % page_size, so out_cache_loc
+and positions follow from the rows and are not sent. Records carry slots, not token values: what was sampled stays on
+the device.
 """
 
 from dataclasses import dataclass, field
@@ -102,7 +104,12 @@ class StepResult:
     def encode(self, world_id: int) -> bytes:
         """The record as it stands in a result ring."""
         head = np.zeros((), RESULT)
-        head["step"], head["world_id"], head["start_ns"], head["end_ns"] = self.step, world_id, self.start_ns, self.end_ns
+        head["step"], head["world_id"], head["start_ns"], head["end_ns"] = (
+            self.step,
+            world_id,
+            self.start_ns,
+            self.end_ns,
+        )
         head["num_rows"], head["width"] = self.ids.shape
         counts = self.counts.tobytes()
         return b"".join([head.tobytes(), counts, b"\0" * (align8(len(counts)) - len(counts)), self.ids.tobytes()])

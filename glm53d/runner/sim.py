@@ -1,7 +1,7 @@
 """The simulated engine: no model; a step takes the time a formula says, and tokens come from a script. [R43]
 
-Everything else is real: rings, scheduler, throttle, HTTP. So it measures the CPU half at full speed, and plans layouts one does
-not have.
+Everything else is real: rings, scheduler, throttle, HTTP. So it measures the CPU half at full speed, and plans layouts
+one does not have.
 """
 
 import time
@@ -18,7 +18,8 @@ from glm53d.runner.base import Loaded, Progress
 
 
 class SimRunner:
-    """A Runner whose tokens are known before: row by row script[position in the answer], or drawn from (seed, position).
+    """A Runner whose tokens are known before: row by row script[position in the answer], or drawn from (seed,
+    position).
 
     Args:
         attn_dp_rank: rows of other ranks are not ours.
@@ -70,7 +71,9 @@ class SimRunner:
     def _next_ids(self, slot: np.ndarray, position: np.ndarray) -> np.ndarray:
         if len(self._script):
             return self._script[(position - self._prompt_len[slot]) % len(self._script)]
-        mixed = (self._seed[slot] + position.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64's finaliser
+        mixed = (self._seed[slot] + position.astype(np.uint64)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._num_base_ids)).astype(np.int32)

@@ -16,8 +16,8 @@ class RankLoad:
 def least_cost(num_tokens: int, loads: Sequence[RankLoad], order: Sequence[int]) -> list[int]:
     """Ranks, best first: predicted tokens until the first token, then decode load, then `order`.
 
-    A cached prefix counts as the tokens it saves, so affinity never pins everything to one hot rank. `order` breaks ties
-    (the caller rotates it), so equal ranks fill evenly.
+    A cached prefix counts as the tokens it saves, so affinity never pins everything to one hot rank. `order` breaks
+    ties (the caller rotates it), so equal ranks fill evenly.
     """
     rank_of = {rank: i for i, rank in enumerate(order)}
 

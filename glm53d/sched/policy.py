@@ -6,7 +6,10 @@ from glm53d.sched.req import Req
 
 
 def queue_key(req: Req) -> tuple[int, int]:
-    """Smaller goes first: higher priority, then arrival. A retracted request keeps its arrival number, so it is next. [R28]"""
+    """Smaller goes first: higher priority, then arrival.
+
+    A retracted request keeps its arrival number, so it is next. [R28]
+    """
     return -int(req.head["priority"]), req.order
 
 
@@ -16,7 +19,7 @@ def pages_for(num_tokens: int, page_size: int) -> int:
 
 
 def usable_prefix(num_tokens: int, page_size: int) -> int:
-    """Pages of a sequence that may come from the cache: one token is always left to compute, its logits are the answer."""
+    """Pages of a sequence that may come from the cache: one token is left to compute, its logits are the answer."""
     return (num_tokens - 1) // page_size
 
 

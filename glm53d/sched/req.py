@@ -29,8 +29,8 @@ NEXT = {
 class Req:
     """One request. Owned by one Scheduler; nothing else keeps a reference.
 
-    While it waits, tokens is its whole sequence: the prompt and what it has put out. While it runs, tokens is what it was
-    admitted with and the scheduler's token log has what came since; the numbers that change are in Slots.
+    While it waits, tokens is its whole sequence: the prompt and what it has put out. While it runs, tokens is what it
+    was admitted with and the scheduler's token log has what came since; the numbers that change are in Slots.
     """
 
     handle: int
@@ -67,7 +67,7 @@ class Req:
 
         def part(dtype: type, count: int) -> np.ndarray:
             nonlocal offset
-            array = np.frombuffer(data, dtype, count, offset)
+            array: np.ndarray = np.frombuffer(data, dtype, count, offset)
             offset += align8(array.nbytes)
             return array
 
@@ -81,16 +81,16 @@ class Req:
         cached = int(head["cached_device"])
         return cls(
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
-            num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids, rid=rid, order=order,
-            cached_tokens=cached, inbox_ns=now_ns, waiting_since_ns=now_ns,
+            num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids, rid=rid,
+            order=order, cached_tokens=cached, inbox_ns=now_ns, waiting_since_ns=now_ns,
         )  # fmt: skip
 
 
 class Slots:
     """What changes every step of the requests that run, by slot. Owned by one Scheduler.
 
-    For a running slot: 0 <= prefix_len < seq_len, KV exists for the first prefix_len tokens, and pages are there for the
-    tokens of the next step. sent <= num_output: ids in between wait for the throttle.
+    For a running slot: 0 <= prefix_len < seq_len, KV exists for the first prefix_len tokens, and pages are there for
+    the tokens of the next step. sent <= num_output: ids in between wait for the throttle.
     """
 
     def __init__(self, max_slots: int, page_size: int):

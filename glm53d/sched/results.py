@@ -11,8 +11,8 @@ from glm53d.sched.scheduler import Scheduler
 def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> None:
     """Take what a step sampled into the books of its requests, and end those that are over.
 
-    A block of several tokens is cut at the first end of turn and at max_output: what comes after is neither counted, sent nor
-    cached. Vectorised over the batch; only prompts and finished requests are looked at one by one.
+    A block of several tokens is cut at the first end of turn and at max_output: what comes after is neither counted,
+    sent nor cached. Vectorised over the batch; only prompts and finished requests are looked at one by one.
     """
     slots = sched.slots
     sched.throttle.now_ns = now_ns

@@ -1,11 +1,11 @@
 """The scheduler of the whole node: what every rank computes next, and which pages it may use. [R26]–[R31]
 
-    receive() ─► waiting ──admit──► prefilling ──► decoding ──► done          one Scheduler, on rank 0, plans for all ranks
+    receive() ─► waiting ──admit──► prefilling ──► decoding ──► done      one Scheduler, on rank 0, plans for all ranks
                     ▲                   │              │
-                    └────── retract ────┴──────────────┘          next_batch() ─► Batch ─► StepResult ─► results.apply()
+                    └────── retract ────┴──────────────┘      next_batch() ─► Batch ─► StepResult ─► results.apply()
 
-Integers in, Batch out: no clock (times are passed in), no thread, no torch. Recency is the step number. Each attention-DP rank
-has its own page pool and prefix tree; slots are numbered over the whole node.
+Integers in, Batch out: no clock (times are passed in), no thread, no torch. Recency is the step number. Each
+attention-DP rank has its own page pool and prefix tree; slots are numbered over the whole node.
 """
 
 import heapq
@@ -114,7 +114,10 @@ class Scheduler:
         self._enqueue(req)
 
     def abort(self, handle: int) -> None:
-        """Forget a request, in whatever state; its computed pages stay cached. An unknown handle is stale. [R12] [R22]"""
+        """Forget a request, in whatever state; its computed pages stay cached.
+
+        An unknown handle is stale. [R12] [R22]
+        """
         req = self.reqs.get(handle)
         if req is None:
             self.counters.stale += 1
@@ -140,8 +143,8 @@ class Scheduler:
         """Choose the tokens every rank computes next; None when nothing can run. [R29]
 
         Every decoding request gets its token; what is left of each rank's max_step_tokens extends admitted prompts in
-        admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays an
-        ITL by more than one step of max_step_tokens.
+        admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays
+        an ITL by more than one step of max_step_tokens.
         """
         self._grow_tables()
         decode = self.decoding_slots()
@@ -150,8 +153,8 @@ class Scheduler:
         for dp_rank, rank in enumerate(self.ranks):
             for req in rank.prefilling:
                 budget[dp_rank] -= self._take_chunk(req, budget[dp_rank], chunks)
-        while (req := self._admit(budget, now_ns)) is not None:
-            budget[req.dp_rank] -= self._take_chunk(req, budget[req.dp_rank], chunks)
+        while (new := self._admit(budget, now_ns)) is not None:
+            budget[new.dp_rank] -= self._take_chunk(new, budget[new.dp_rank], chunks)
         if not len(decode) and not chunks:
             return None
         return self._build(decode, chunks)
@@ -163,7 +166,7 @@ class Scheduler:
         return self._decode_slots
 
     def _grow_tables(self) -> None:
-        """See that each decoding request has a page for its next token; retract or end some where none is left. [R30]"""
+        """See that each decoding request has a page for its next token; retract or end some if none is left. [R30]"""
         slots, size = self.slots, self.limits.page_size
         decode = self.decoding_slots()
         for slot in decode[slots.seq_len[decode] > slots.num_pages[decode] * size]:
@@ -224,10 +227,12 @@ class Scheduler:
         return batch
 
     def _sort_rows(self, batch: Batch) -> None:
-        dp_rank = np.array([self.slots.reqs[s].dp_rank for s in batch.row_slot], np.int32)  # type: ignore[union-attr]
+        dp_rank = np.array([self.slots.reqs[s].dp_rank for s in batch.row_slot], np.int32)
         order = np.argsort(dp_rank, kind="stable")
         starts = np.cumsum(batch.row_extend_len) - batch.row_extend_len
-        batch.input_ids = np.concatenate([batch.input_ids[starts[i] : starts[i] + batch.row_extend_len[i]] for i in order])
+        batch.input_ids = np.concatenate(
+            [batch.input_ids[starts[i] : starts[i] + batch.row_extend_len[i]] for i in order]
+        )
         batch.row_dp_rank = dp_rank[order]
         for name in ("row_slot", "row_extend_len", "row_flags", "row_prefix_len"):
             setattr(batch, name, getattr(batch, name)[order])
@@ -408,7 +413,10 @@ class Scheduler:
         return self._waiting[0][1] if self._waiting else None
 
     def _leave_queue(self, req: Req) -> None:
-        """Admitted or aborted. An entry aborted further back is skipped when it comes up, or goes when half are such."""
+        """Admitted or aborted.
+
+        An entry aborted further back is skipped when it comes up, or goes when half are such.
+        """
         self._num_waiting -= 1
         self._waiting_tokens -= len(req.tokens)
         if req is self._waiting[0][1]:
@@ -440,7 +448,9 @@ class Scheduler:
 
     def owned_pages(self, rank: DpRank) -> np.ndarray:
         """Pages that one running request holds alone, for the books."""
-        tables = [self.slots.table[r.slot, r.tree_pages : int(self.slots.num_pages[r.slot])] for r in self._running(rank)]
+        tables = [
+            self.slots.table[r.slot, r.tree_pages : int(self.slots.num_pages[r.slot])] for r in self._running(rank)
+        ]
         return np.concatenate(tables) if tables else np.empty(0, np.int32)
 
     def check(self) -> None:
@@ -457,5 +467,6 @@ class Scheduler:
         tokens = req.tokens
         if count * size > len(tokens):  # output since admission is in the log
             tokens = np.concatenate([tokens, self.log.get(req.slot)])
-        more = page_hashes(tokens[have * size : count * size], size, self.limits.hash_key, req.hashes[-1].tobytes() if have else b"")
+        seed = (req.hashes[-1] if have else np.array([req.head["chain_lo"], req.head["chain_hi"]])).tobytes()
+        more = page_hashes(tokens[have * size : count * size], size, self.limits.hash_key, seed)
         req.hashes = np.concatenate([req.hashes, more])

@@ -1,8 +1,9 @@
 """Which tokens leave now, as output records. [R37] [R38]
 
-A request's first token goes at once; then a record leaves when `interval` tokens are not yet sent, or at its end. "Not yet
-sent" decides, not "multiple of", so several tokens per step never skip a record. When the output ring is full nothing is lost
-and nobody waits: ids stay in the token log and go with the next record; a last record is kept until it fits.
+A request's first token goes at once; then a record leaves when `interval` tokens are not yet sent, or at its end. "Not
+yet sent" decides, not "multiple of", so several tokens per step never skip a record. When the output ring is full
+nothing is lost and nobody waits: ids stay in the token log and go with the next record; a last record is kept until it
+fits.
 """
 
 from collections import deque
@@ -21,7 +22,8 @@ class Throttle:
         self._slots = slots
         self._log = log
         self.now_ns = 0  # of the step being processed; set by the leader before each
-        self._last: deque[tuple[np.ndarray, np.ndarray, bytes]] = deque()  # (head [1], ids, error): of requests that are gone
+        # (head [1], ids, error) of requests that have left their slot
+        self._last: deque[tuple[np.ndarray, np.ndarray, bytes]] = deque()
 
     def due(self, slots: np.ndarray) -> np.ndarray:
         """Those of the given slots whose unsent ids should leave now."""

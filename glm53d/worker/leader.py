@@ -99,7 +99,10 @@ class Leader:
         return result
 
     def send_outputs(self) -> None:
-        """Put due output records into the ring, with one publish and at most one wake. A full ring leaves them for later."""
+        """Put due output records into the ring, with one publish and at most one wake.
+
+        A full ring leaves them for later.
+        """
         throttle, ring = self.sched.throttle, self.ends.outputs
         last = throttle.take_last()
         while last:
@@ -136,8 +139,8 @@ class Leader:
                 int(sched.slots.seq_len[rank.decoding].sum()), sched.waiting_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, tree.evictable_pages, tree.num_pages - tree.evictable_pages,
                 sched.limits.num_pages - free - tree.num_pages, tree.num_nodes,
-                c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted, c.retracted, c.stale,
-                c.books_checked,
+                c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted, c.retracted,
+                c.stale, c.books_checked,
             )  # fmt: skip
             self.ends.board.write_load(i, row)
 

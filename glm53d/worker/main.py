@@ -13,6 +13,7 @@ import numpy as np
 from glm53d._native import set_parent_death_signal
 from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone
+from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
 from glm53d.ipc.records import RANK_ROW
 from glm53d.obs import log as logs
@@ -32,7 +33,6 @@ class RankSpec:
 
     config: Config
     channels: Channels
-    world_id: int
     parent_pid: int
     rank: int
     attn_dp_rank: int
@@ -48,7 +48,7 @@ class RankSpec:
 class Report:
     """This rank's row on the board."""
 
-    def __init__(self, spec: RankSpec, board: "object"):
+    def __init__(self, spec: RankSpec, board: Board):
         self._board = board
         self._rank = spec.rank
         self._row = np.zeros(1, RANK_ROW)
@@ -87,7 +87,7 @@ def rank_main(spec: RankSpec) -> None:
     logs.setup(spec.config.log.level, f"rank {spec.rank}")
     if spec.config.world.pin_cpus:
         os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank % len(spec.config.world.pin_cpus)]})
-    report = Report(spec, spec.channels.board_of(spec.world_id))
+    report = Report(spec, spec.channels.board())
     runner: Runner | None = None
     try:
         runner = make_runner(spec)
@@ -100,9 +100,9 @@ def rank_main(spec: RankSpec) -> None:
         if spec.rank == 0:
             lead(spec, report, runner, limits)
         else:
-            ends = spec.channels.follower_ends(spec.world_id, spec.rank)
+            ends = spec.channels.follower_ends(spec.rank)
             report.set(state=RUNNING)
-            follower.run(runner, ends, spec.world_id, spin_ns(spec), lambda now: report.set())
+            follower.run(runner, ends, spec.channels.world_id, spin_ns(spec), lambda now: report.set())
         report.set(state=STOPPED)
     except PeerGone:
         log.warning("the other end of a channel is gone; this rank ends")
@@ -141,20 +141,24 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
 
 def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None:
     """Wait until every follower has loaded, then run the node."""
-    ends = spec.channels.leader_ends(spec.world_id)
+    ends = spec.channels.leader_ends()
     for rank in range(1, spec.config.parallel.tp_size):
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
     report.set(state=RUNNING)
     leader = Leader(
-        Scheduler(limits, spec.world_id), runner, ends, spin_ns(spec), int(spec.config.scheduler.watchdog_s * 1e9)
+        Scheduler(limits, spec.channels.world_id),
+        runner,
+        ends,
+        spin_ns(spec),
+        int(spec.config.scheduler.watchdog_s * 1e9),
     )
     leader.run()
 
 
-def wait_loaded(board: "object", rank: int, limits: Limits, timeout_s: float) -> None:
+def wait_loaded(board: Board, rank: int, limits: Limits, timeout_s: float) -> None:
     """Raises EngineError when a follower does not load in time, or has another pool than ours."""
     deadline = time.monotonic() + timeout_s
-    while (row := board.read_rank(rank)) is None or row["state"] < LOADED:
+    while (row := board.read_rank(rank))["state"] < LOADED:
         if time.monotonic() > deadline:
             raise EngineError(f"rank {rank} has not loaded within {timeout_s:g} s")
         time.sleep(0.005)

@@ -1,7 +1,8 @@
 """A node without processes: the real scheduler, ranks that only remember what a KV cache would hold.
 
-Every page remembers the ids whose KV was written into it. Before a row computes, the world checks that the pages its table
-names hold exactly its own sequence: so a page shared wrongly, freed early or written twice is seen at the first read.
+Every page remembers the ids whose KV was written into it. Before a row computes, the world checks that the pages its
+table names hold exactly its own sequence: so a page shared wrongly, freed early or written twice is seen at the first
+read.
 """
 
 import random
@@ -19,12 +20,18 @@ KEY = bytes(range(16))
 
 
 def generate_record(
-    handle: int, prompt: list[int], max_new: int, *, page_size: int = 4, output: list[int] | None = None,
-    stop_ids: tuple[int, ...] = (), **fields: float,
+    handle: int,
+    prompt: list[int],
+    max_new: int,
+    *,
+    page_size: int = 4,
+    output: list[int] | None = None,
+    stop_ids: tuple[int, ...] = (),
+    **fields: float,
 ) -> bytes:
     """A generate record as main would send it."""
     ids, out = np.array(prompt, np.int32), np.array(output or [], np.int32)
-    hashes = page_hashes(ids, page_size, KEY, b"")
+    hashes = page_hashes(ids, page_size, KEY, bytes(16))
     head = np.zeros(1, GENERATE)
     head["handle"], head["num_prompt_ids"], head["num_output_ids"] = handle, len(ids), len(out)
     head["num_page_hashes"], head["num_stop_ids"], head["max_new_tokens"] = len(hashes), len(stop_ids), max_new

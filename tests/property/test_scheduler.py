@@ -7,9 +7,10 @@ import os
 import random
 
 import pytest
-from tests.helpers.sched_world import SchedWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.helpers.sched_world import SchedWorld
 
 STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
 SEEDS = 20
@@ -19,14 +20,19 @@ def drive(seed: int, steps: int) -> SchedWorld:
     """Random traffic for so many steps, then run dry."""
     rng = random.Random(seed)
     world = SchedWorld(
-        seed, attn_dp_size=rng.choice([1, 1, 2, 4]), num_pages=rng.choice([12, 30, 60]), max_running=rng.choice([2, 6, 12])
+        seed,
+        attn_dp_size=rng.choice([1, 1, 2, 4]),
+        num_pages=rng.choice([12, 30, 60]),
+        max_running=rng.choice([2, 6, 12]),
     )
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
     handle = 0
     for _ in range(steps):
         if rng.random() < 0.25 and len(world.sched.reqs) < 40:
             handle += 1
-            prompt = rng.choice(shared)[: rng.randrange(60)] + [rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))]
+            prompt = rng.choice(shared)[: rng.randrange(60)] + [
+                rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))
+            ]
             world.send(
                 handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), priority=rng.choice([0, 0, 1]),
                 stream_interval=rng.choice([1, 1, 3, 50]),

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tests.helpers.sched_world import SchedWorld, generate_record
 
 from glm53d.ipc.batch import StepResult
 from glm53d.ipc.records import IGNORE_EOS, PROBE, FinishReason
@@ -10,6 +9,7 @@ from glm53d.sched import policy, results
 from glm53d.sched.placement import RankLoad, least_cost
 from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import Scheduler
+from tests.helpers.sched_world import SchedWorld, generate_record
 
 
 def run_dry(world: SchedWorld, steps: int = 500) -> None:

@@ -1,0 +1,394 @@
+"""Engine: main's conductor, from a dialect's Job to the Stream it answers with. [R22]
+
+    submit()   job -> text pool: render, encode, hash pages -> slot -> request ring ═══════════════════════════▶ rank 0
+    on_wake()  output pump's events -> frames to the connection that wants them; the last one -> Finish  ◀══════ rank 0
+
+Everything here runs on the event loop's thread, except prepare(), which is the text pool's.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm53d._native import page_hashes
+from glm53d.chat.template import Template
+from glm53d.config import Config
+from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded
+from glm53d.front.health import Health, State
+from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
+from glm53d.front.pump import OutputPump
+from glm53d.front.table import Entry, EntryState, Table
+from glm53d.ipc.channels import MainEnds
+from glm53d.ipc.records import ABORT, CONTROL, GENERATE, IGNORE_EOS, OUTPUT, PROBE, ControlOp, FinishReason, RecordType
+from glm53d.obs.log import get_logger
+from glm53d.text.encode import Encoder
+from glm53d.text.pool import TextPool
+from glm53d.text.vocab import Vocab
+
+log = get_logger(__name__)
+
+RING_RETRY_S = 0.001
+PROBE_RID = "health-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class TextHalf:
+    """What turns a job into ids: made once at start, used by the text pool's threads."""
+
+    encoder: Encoder
+    template: Template
+    page_size: int
+    hash_key: bytes
+    chain_seed: bytes  # 16 bytes, from what makes pages interchangeable [R19]
+
+    def prepare(self, job: Job) -> tuple[np.ndarray, np.ndarray, int]:
+        """Ids int32, page hashes [n, 2] uint64, and when the template was done. Raises InvalidRequest."""
+        rendered_ns = 0
+        if job.ids is not None:
+            ids = job.ids
+        elif job.text is not None:
+            ids = self.encoder.encode_text(job.text)
+        else:
+            assert job.conversation is not None
+            segments = self.template.render(job.conversation)
+            rendered_ns = time.monotonic_ns()
+            ids = self.encoder.encode_segments(segments)
+        return ids, page_hashes(ids, self.page_size, self.hash_key, self.chain_seed), rendered_ns
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """From the ranks' *loaded* reports: what HTTP refuses and what the scheduler accepts are one ruler. [R3]"""
+
+    max_req_input_len: int
+    max_context_len: int
+
+
+class Stream:
+    """One request in flight, as its dialect sees it."""
+
+    def __init__(self, engine: "Engine", entry: Entry):
+        self._engine = engine
+        self._entry = entry
+        self._write: Callable[[bytes], None] | None = None
+        self._early: list[bytes] = []  # frames from before start()
+
+    @property
+    def rid(self) -> str:
+        return self._entry.job.rid
+
+    @property
+    def num_prompt_ids(self) -> int:
+        return self._entry.num_prompt_ids
+
+    def start(self, write: Callable[[bytes], None]) -> None:
+        """From now on frames, whole events joined per wake, go to write."""
+        self._write = write
+        if self._early:
+            write(b"".join(self._early))
+            self._early.clear()
+
+    def set_slow(self, slow: bool) -> None:
+        """While slow, frames are merged instead of written: the reader does not take them. [R41]"""
+        if self._entry.state is EntryState.SENT:
+            self._engine.pump.set_slow(self._entry.handle, slow)
+
+    async def finished(self) -> Finish:
+        """The end. Raises EngineError when the request failed."""
+        return await asyncio.shield(self._entry.finish)
+
+    def push(self, frames: bytes) -> None:
+        """Frames from the pump."""
+        if self._write is not None:
+            self._write(frames)
+        else:
+            self._early.append(frames)
+
+
+class Engine:
+    """All requests in flight of one world."""
+
+    def __init__(
+        self, config: Config, vocab: Vocab, models: tuple[str, ...], defaults: dict[str, float], health: Health
+    ):
+        self.config = config
+        self.vocab = vocab
+        self.models = models
+        self.defaults = defaults  # sampling defaults of the checkpoint
+        self.table = Table(config.server.max_requests)
+        self.limits = EngineLimits(0, 0)
+        self.is_open = False  # open() was called: the ranks have loaded
+        self._health = health
+        self._text_pool = TextPool(config.text.threads, config.text.max_queued)
+        self._streams: dict[int, Stream] = {}
+
+    # ---- start and end -----------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        ends: MainEnds,
+        text: TextHalf,
+        pump: OutputPump,
+        limits: EngineLimits,
+        topology: list[dict[str, str | int]],
+    ) -> None:
+        """The world is up: take its channels. Needs a running loop."""
+        self._ends = ends
+        self._text = text
+        self.pump = pump
+        self.limits = limits
+        self._topology = topology
+        self.is_open = True
+        pump.start(self.on_wake)
+
+    def close(self) -> None:
+        """After the ranks are gone."""
+        self._text_pool.close()
+        if self.is_open:
+            self.pump.stop()
+
+    def fail_all(self, message: str) -> None:
+        """The ranks are gone: every request in flight ends with a clear error. [F-B3]"""
+        for entry in self.table.entries():
+            self._end(entry, error=EngineError(message))
+
+    def shut_down(self) -> None:
+        """Ask the leader to end the world."""
+        record = np.zeros(1, CONTROL)
+        record["op"] = ControlOp.SHUTDOWN
+        self._send(RecordType.CONTROL, [record.tobytes()])
+
+    # ---- the way down ------------------------------------------------------------------------------------------------
+
+    async def submit(self, job: Job) -> Stream:
+        """Make the prompt, take a slot, send. Raises before anything has been written; cancelling leaves nothing. [R22]
+
+        Raises NotReady, Overloaded, InvalidRequest, ContextTooLong.
+        """
+        if not self._health.accepts_work:
+            raise NotReady(f"No work is accepted: the server is {self._health.state.value}.")
+        entry = self.table.take(job)
+        try:
+            marks = entry.marks
+            marks["received"] = job.received_ns
+            marks["parsed"] = time.monotonic_ns()
+            ids, hashes, rendered_ns = await self._text_pool.run(self._text.prepare, job)
+            marks["tokenized"] = time.monotonic_ns()
+            marks["rendered"] = rendered_ns or marks["parsed"]
+            room = self._check_length(len(ids))
+            entry.num_prompt_ids = len(ids)
+            stream = self._streams[entry.handle] = Stream(self, entry)
+            self._open_pump(entry.handle, job.out)
+            await self._send_generate(entry, ids, hashes, room)
+        except BaseException:
+            self._forget(entry)
+            raise
+        marks["enqueued"] = time.monotonic_ns()
+        return stream
+
+    def _check_length(self, num_ids: int) -> int:
+        """How many output tokens the context leaves. Raises when there is no prompt, or it does not fit."""
+        if num_ids == 0:
+            raise InvalidRequest("The prompt is empty.")
+        longest = self.limits.max_req_input_len
+        if num_ids > longest:
+            raise ContextTooLong(f"The prompt has {num_ids} tokens; at most {longest} fit.")
+        return self.limits.max_context_len - num_ids
+
+    def _open_pump(self, handle: int, out: OutSpec) -> None:
+        content, reasoning = out.content, out.reasoning or out.content
+        self.pump.open(
+            handle,
+            content and content.prefix, content.suffix if content else b"",
+            reasoning and reasoning.prefix, reasoning.suffix if reasoning else b"",
+            out.starts_in_reasoning, out.with_ids, out.skip_special_tokens,
+        )  # fmt: skip
+
+    async def _send_generate(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> None:
+        job = entry.job
+        record = self._generate_record(entry, ids, hashes, room)
+        if sum(map(len, record)) > self.config.world.ring_bytes // 4:
+            raise ContextTooLong(f"A prompt of {len(ids)} tokens does not fit the request ring (world.ring_bytes).")
+        deadline = time.monotonic() + self.config.server.health_timeout_s
+        while not self._ends.requests.try_write(RecordType.GENERATE, record):
+            if time.monotonic() > deadline:  # the leader has not read for that long
+                raise Overloaded("The request ring stays full.")
+            await asyncio.sleep(RING_RETRY_S)
+        entry.become(EntryState.SENT)
+        log.debug("request sent: %d prompt tokens", len(ids), extra={"rid": job.rid, "handle": entry.handle})
+
+    def _generate_record(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> list[bytes]:
+        job, sampling = entry.job, entry.job.sampling
+        stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
+        head = np.zeros(1, GENERATE)
+        row = head[0]
+        row["handle"], row["arrival_ns"] = entry.handle, job.received_ns
+        row["seed"] = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1)
+        row["chain_lo"], row["chain_hi"] = np.frombuffer(self._text.chain_seed, np.uint64)
+        row["num_prompt_ids"], row["num_page_hashes"] = len(ids), len(hashes)
+        row["num_stop_ids"], row["rid_bytes"] = len(stop_ids), len(rid)
+        row["flags"] = (IGNORE_EOS if sampling.ignore_eos else 0) | (PROBE if job.rid == PROBE_RID else 0)
+        row["max_new_tokens"] = min(room, sampling.max_new_tokens or room)
+        row["stream_interval"] = (
+            self.config.output.stream_interval if job.out.content else self.config.output.plain_interval
+        )
+        row["dp_rank"] = row["thinking_budget"] = row["top_logprobs"] = row["logprob_start"] = -1
+        row["cached_device"] = row["cached_host"] = row["cached_storage"] = -1
+        row["repetition_penalty"] = 1.0
+        for name in ("priority", "top_k", "temperature", "top_p", "min_p", "min_new_tokens"):
+            row[name] = getattr(sampling, name)
+        return [head.tobytes(), _padded(ids.tobytes()), hashes.tobytes(), _padded(stop_ids.tobytes()), rid]
+
+    def abort(self, stream: Stream) -> None:
+        """Stop a request at once, wherever it is; does nothing for one that is over. [R22]"""
+        entry = stream._entry
+        if entry.state is not EntryState.DONE:
+            self._end(entry, error=EngineError("The request was aborted."))
+
+    def abort_rid(self, rid: str | None) -> int:
+        """Abort by outside id, or all (None): their clients get an end with reason abort. Returns how many."""
+        entries = [e for e in self.table.entries() if rid is None or e.job.rid == rid]
+        for entry in entries:
+            if entry.state is EntryState.SENT:
+                self._send_abort(entry)  # the leader answers with the last record, which ends it here too
+            else:
+                self._end(entry, error=EngineError("The request was aborted."))
+        return len(entries)
+
+    def _send_abort(self, entry: Entry) -> None:
+        record = np.zeros(1, ABORT)
+        record["handle"] = entry.handle
+        self._send(RecordType.ABORT, [record.tobytes()])
+
+    def _send(self, kind: RecordType, parts: list[bytes]) -> None:
+        """A small record that must arrive: while the ring is full it is tried again, in order of none."""
+        if not self._ends.requests.try_write(kind, parts):
+            asyncio.get_running_loop().call_later(RING_RETRY_S, self._send, kind, parts)
+
+    # ---- the way back ------------------------------------------------------------------------------------------------
+
+    def on_wake(self) -> None:
+        """The pump has events: frames to write, and ends."""
+        for handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
+            stream = self._streams.get(handle)
+            if stream is None:
+                continue  # aborted here while it was on its way
+            if frames:
+                stream.push(frames)
+            if finish is not None:
+                self._finish(stream._entry, finish, text, reasoning, ids, reasoning_tokens, first_token_ns)
+
+    def _finish(
+        self,
+        entry: Entry,
+        record: bytes,
+        text: bytes,
+        reasoning: bytes,
+        ids: bytes,
+        reasoning_tokens: int,
+        first_token_ns: int,
+    ) -> None:
+        head = np.frombuffer(record, OUTPUT, 1)[0]
+        if head["finish_reason"] == FinishReason.ERROR:
+            message = record[OUTPUT.itemsize :][: int(head["error_bytes"])].decode(errors="replace")
+            self._end(entry, error=EngineError(message or "The scheduler failed."))
+            return
+        marks = entry.marks | {
+            "inbox": int(head["inbox_ns"]), "admitted": int(head["admitted_ns"]), "queue": int(head["queue_ns"]),
+            "first_forward": int(head["first_forward_ns"]), "prefill_done": int(head["prefill_done_ns"]),
+            "last_token": int(head["last_token_ns"]),
+        }  # fmt: skip
+        if first_token_ns:
+            marks["first_token"] = first_token_ns
+        device, host, storage = (int(head[f"cached_{tier}"]) for tier in ("device", "host", "storage"))
+        usage = Usage(
+            prompt_tokens=int(head["num_prompt_ids"]), completion_tokens=int(head["num_output_ids"]),
+            reasoning_tokens=reasoning_tokens, cached_tokens=device + host + storage,
+            cached_device=device, cached_host=host, cached_storage=storage,
+        )  # fmt: skip
+        matched = int(head["matched_id"])
+        finish = Finish(
+            FinishReason(int(head["finish_reason"])), usage, None if matched < 0 else matched, text.decode(),
+            reasoning.decode(), np.frombuffer(ids, np.int32), marks,
+        )  # fmt: skip
+        self._end(entry, finish=finish)
+
+    def _end(self, entry: Entry, *, finish: Finish | None = None, error: EngineError | None = None) -> None:
+        """The one way out of the table for a request that has a stream."""
+        if finish is None and entry.state is EntryState.SENT and self._health.state is not State.UNHEALTHY:
+            self._send_abort(entry)
+        self._forget(entry)
+        if finish is not None:
+            entry.finish.set_result(finish)
+        elif not entry.finish.done():
+            entry.finish.set_exception(error or EngineError("The request was aborted."))
+            entry.finish.exception()  # a dialect that has gone does not ask
+
+    def _forget(self, entry: Entry) -> None:
+        if entry.state is EntryState.DONE:
+            return
+        if self._streams.pop(entry.handle, None) is not None:
+            self.pump.close(entry.handle)
+        self.table.release(entry)
+
+    # ---- views -------------------------------------------------------------------------------------------------------
+
+    async def health_generate(self) -> None:
+        """Prove the whole round trip with one token; the leader answers a probe without a step of its own. [R4]
+
+        Raises NotReady when no answer comes in time.
+        """
+        job = Job(
+            PROBE_RID, time.monotonic_ns(), ids=np.zeros(1, np.int32), sampling=SamplingParams(0.0, max_new_tokens=1)
+        )
+        stream = await self.submit(job)
+        try:
+            await asyncio.wait_for(stream.finished(), self.config.server.health_timeout_s)
+        except TimeoutError:
+            raise NotReady(f"No token within {self.config.server.health_timeout_s:g} s.") from None
+        finally:
+            self.abort(stream)
+
+    @property
+    def state(self) -> str:
+        return self._health.state.value
+
+    def health(self) -> tuple[bool, dict[str, object]]:
+        """Whether all ranks live and step. [R4]"""
+        return self._health.check(self.config.scheduler.watchdog_s)
+
+    def ready(self) -> tuple[bool, dict[str, object]]:
+        """Whether work is accepted; phase and percent while loading."""
+        return self._health.accepts_work, self._health.progress()
+
+    def loads(self) -> list[dict[str, object]]:
+        """Each attention-DP rank's row of the board."""
+        return self._health.loads()
+
+    def server_info(self) -> dict[str, object]:
+        """What is in flight and held, for people and for tests of leaks."""
+        info: dict[str, object] = {
+            "state": self.state,
+            "models": list(self.models),
+            "requests_in_flight": len(self.table),
+            "streams": len(self._streams),
+            "text_jobs": self._text_pool.num_jobs,
+            "tasks": len(asyncio.all_tasks()),
+            "loads": self.loads(),
+            "ranks": self._health.ranks(),
+            "max_req_input_len": self.limits.max_req_input_len,
+            "max_context_len": self.limits.max_context_len,
+        }
+        if self.is_open:
+            info["output"] = self.pump.stats()
+            info["encoder"] = self._text.encoder.backend
+            info["channels"] = self._topology
+        return info
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)

@@ -1,0 +1,83 @@
+"""State of the world as main sees it: what /health, /ready and /live answer from. [R4]
+
+STARTING ──all ranks loaded──► UP ◄──────► UNHEALTHY        UP ──SIGTERM──► DRAINING
+"""
+
+import time
+from enum import Enum
+
+import numpy as np
+
+from glm53d.ipc.board import Board
+
+
+class State(Enum):
+    """Legal changes are in NEXT."""
+
+    STARTING = "starting"
+    UP = "up"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+
+
+NEXT = {
+    State.STARTING: (State.UP, State.UNHEALTHY, State.DRAINING),
+    State.UP: (State.UNHEALTHY, State.DRAINING),
+    State.UNHEALTHY: (State.UP, State.DRAINING),
+    State.DRAINING: (State.UNHEALTHY,),
+}
+
+RANK_STATES = ("starting", "loaded", "running", "stopped", "failed")
+
+
+class Health:
+    """Reads the board; never sends a message, never costs a step."""
+
+    def __init__(self, board: Board):
+        self._board = board
+        self.state = State.STARTING
+        self.reason = ""
+
+    def become(self, state: State, reason: str = "") -> None:
+        """The one way to change state."""
+        assert state in NEXT[self.state], f"{self.state.name} -> {state.name}"
+        self.state, self.reason = state, reason
+
+    @property
+    def accepts_work(self) -> bool:
+        return self.state is State.UP
+
+    def check(self, watchdog_s: float) -> tuple[bool, dict[str, object]]:
+        """Healthy: up, and no rank's step is older than the watchdog allows. A long prefill is no illness. [F-B1]"""
+        report: dict[str, object] = {"state": self.state.value}
+        if self.state is not State.UP:
+            if self.reason:
+                report["reason"] = self.reason
+            return False, report
+        starts = self._board.loads()["step_start_ns"]
+        running = starts[starts > 0]
+        if len(running) and (age := (time.monotonic_ns() - int(running.min())) / 1e9) > watchdog_s:
+            return False, report | {"reason": f"a step has been running for {age:.0f} s"}
+        return True, report
+
+    def progress(self) -> dict[str, object]:
+        """State, and while starting the phase and percent of the rank that is furthest behind."""
+        report: dict[str, object] = {"state": self.state.value}
+        if self.state is State.STARTING:
+            row = min(self._board.ranks(), key=lambda r: int(r["percent"]))
+            report |= {"phase": row["phase"].decode() or "spawning", "percent": int(row["percent"])}
+        return report
+
+    def loads(self) -> list[dict[str, object]]:
+        """Each attention-DP rank's row as a dict."""
+        return [_as_dict(row) | {"dp_rank": i} for i, row in enumerate(self._board.loads())]
+
+    def ranks(self) -> list[dict[str, object]]:
+        """Each rank's row as a dict."""
+        return [
+            _as_dict(row) | {"rank": i, "state": RANK_STATES[row["state"]]} for i, row in enumerate(self._board.ranks())
+        ]
+
+
+def _as_dict(row: np.void) -> dict[str, object]:
+    return {name: v.decode() if isinstance(v := row[name].item(), bytes) else v for name in row.dtype.names or ()}

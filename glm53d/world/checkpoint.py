@@ -1,0 +1,67 @@
+"""What main needs of the model's folder: tokenizer, end-of-turn ids, sampling defaults, names. No weights, no torch."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from glm53d.config import Config
+from glm53d.errors import CheckpointError
+
+FAMILY = "glm-5.3"
+NANO = "glm-5.3-nano"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Read once at start."""
+
+    tokenizer: Path  # tokenizer.json
+    eos_ids: tuple[int, ...]
+    defaults: dict[str, float]  # temperature, top_p
+    models: tuple[str, ...]  # names it is served under, the first is its own
+    chain_seed: bytes  # 16 bytes; pages of two configurations with equal seeds are interchangeable [R19]
+
+
+def read_checkpoint(config: Config) -> Checkpoint:
+    """Raises CheckpointError, naming the file, when one is missing or wrong."""
+    folder = Path(str(resources.files("glm53d.nano"))) if config.model.path == "nano" else Path(config.model.path)
+    tokenizer = Path(config.tokenizer.path) if config.tokenizer.path else folder
+    if tokenizer.is_dir():
+        tokenizer = tokenizer / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise CheckpointError(f"{tokenizer}: there is no tokenizer (tokenizer.path, or the folder of model.path)")
+    generation = _read_json(folder / "generation_config.json")
+    eos = generation.get("eos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(isinstance(i, int) and i >= 0 for i in eos_ids):
+        raise CheckpointError(f"{folder / 'generation_config.json'}: eos_token_id is {eos!r}, not ids")
+    own = config.model.name or (NANO if config.model.path == "nano" else folder.name)
+    return Checkpoint(
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        defaults={name: float(generation[name]) for name in ("temperature", "top_p") if name in generation},
+        models=tuple(dict.fromkeys([own, *config.model.aliases, FAMILY])),
+        chain_seed=_chain_seed(config, folder),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _chain_seed(config: Config, folder: Path) -> bytes:
+    """From the checkpoint's configuration and what decides a page's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (str(folder.resolve()), config.model.dtype, config.kv.dtype, str(config.kv.page_size)):
+        digest.update(part.encode() + b"\0")
+    config_json = folder / "config.json"
+    if config_json.is_file():
+        digest.update(config_json.read_bytes())
+    return digest.digest()

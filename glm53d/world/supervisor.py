@@ -1,0 +1,268 @@
+"""The life of the daemon: HTTP first, then the ranks, then work; a signal or a dead rank ends it. [R3] [R4]
+
+main thread        event loop: HTTP, engine                     run() -> Daemon.live()
+supervisor thread  spawns ranks, watches their pidfds, ends them; lives as long as main, because a rank's
+parent-death
+                   signal is bound to the thread that spawned it
+"""
+
+import asyncio
+import gc
+import os
+import secrets
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from glm53d.chat.template import Template
+from glm53d.config import Config
+from glm53d.front.engine import Engine, EngineLimits, TextHalf
+from glm53d.front.health import Health, State
+from glm53d.front.pump import OutputPump
+from glm53d.ipc.board import Board
+from glm53d.ipc.channels import Channels
+from glm53d.obs.log import get_logger
+from glm53d.server.app import serve
+from glm53d.text.encode import Encoder
+from glm53d.text.vocab import Vocab
+from glm53d.worker.main import FAILED, LOADED, RankSpec, rank_main
+from glm53d.world.checkpoint import Checkpoint, read_checkpoint
+from glm53d.world.plan import layout
+
+if TYPE_CHECKING:
+    from torch.multiprocessing import Process
+
+log = get_logger(__name__)
+
+EXIT_GRACE_S = 5.0  # a rank that was told to end has so long
+LOADING_POLL_MS = 10
+
+
+class Event(Enum):
+    """What the supervisor thread, or a signal, tells the loop."""
+
+    LOADED = auto()
+    FAILED = auto()
+    SIGNAL = auto()
+
+
+def run(config: Config) -> int:
+    """Serve until a signal (exit code 0) or until the ranks fail (1). Raises StartError before anything is started."""
+    checkpoint = read_checkpoint(config)
+    vocab = Vocab.load(checkpoint.tokenizer)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Daemon(config, checkpoint, vocab).live())
+
+
+class Daemon:
+    """One start of glm53d."""
+
+    def __init__(self, config: Config, checkpoint: Checkpoint, vocab: Vocab):
+        self._config = config
+        self._checkpoint = checkpoint
+        self._vocab = vocab
+        parallel = config.parallel
+        self._channels = Channels.create(
+            secrets.randbits(63), parallel.tp_size, parallel.attn_dp_size, config.world.ring_bytes
+        )
+        self._ends = self._channels.main_ends()
+        self._health = Health(self._ends.board)
+        self._events: asyncio.Queue[tuple[Event, str]] = asyncio.Queue()
+        self._hash_key = secrets.token_bytes(16)
+
+    async def live(self) -> int:
+        """From the first listening socket to the last process gone; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._events.put_nowait, (Event.SIGNAL, signal.Signals(number).name))
+        checkpoint = self._checkpoint
+        engine = Engine(self._config, self._vocab, checkpoint.models, checkpoint.defaults, self._health)
+        site = await serve(engine, self._config)
+        ranks = Ranks(self._config, self._channels, self._specs(), self._tell(loop))
+        ranks.start()
+        text = loop.run_in_executor(None, self._load_text)  # while the ranks load
+        code = 0
+        try:
+            while True:
+                event, message = await self._events.get()
+                if event is Event.LOADED:
+                    await self._open(engine, text)
+                    continue
+                if event is Event.FAILED:
+                    log.error("the daemon ends: %s", message)
+                    self._health.become(State.UNHEALTHY, message)
+                    engine.fail_all(message)
+                    code = 1
+                else:
+                    log.info("%s: draining", message)
+                    await self._drain(engine)
+                return code
+        finally:
+            await site.stop()
+            if engine.is_open and code == 0:
+                engine.shut_down()
+            await loop.run_in_executor(None, ranks.stop)
+            engine.close()
+            await loop.shutdown_default_executor()
+            _stop_resource_tracker()
+
+    def _specs(self) -> list[RankSpec]:
+        vocab, checkpoint = self._vocab, self._checkpoint
+        return [
+            RankSpec(
+                self._config, self._channels, os.getpid(), place.rank, place.attn_dp_rank, place.attn_tp_rank,
+                place.ep_rank, checkpoint.eos_ids, vocab.size, vocab.num_base,
+                checkpoint.tokenizer, self._hash_key,
+            )
+            for place in layout(self._config)
+        ]  # fmt: skip
+
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> Callable[[Event, str], None]:
+        return lambda event, message: loop.call_soon_threadsafe(self._events.put_nowait, (event, message))
+
+    def _load_text(self) -> TextHalf:
+        encoder = Encoder(self._checkpoint.tokenizer, self._vocab, self._config.text.threads)
+        template = Template(self._vocab.added)
+        page_size = self._config.kv.page_size
+        return TextHalf(encoder, template, page_size, self._hash_key, self._checkpoint.chain_seed)
+
+    async def _open(self, engine: Engine, text: "asyncio.Future[TextHalf]") -> None:
+        """All ranks have loaded: take their limits, and accept work. [R3]"""
+        rows = self._ends.board.ranks()
+        longest = int(rows["max_req_input_len"].min())
+        half = await text
+        pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, self._config.server.max_requests)
+        engine.open(self._ends, half, pump, EngineLimits(longest, longest + 1), self._channels.describe())
+        gc.collect()
+        gc.freeze()
+        self._health.become(State.UP)
+        log.info(
+            "ready: %s, %d rank(s), %d pages of %d tokens per pool, prompts up to %d tokens",
+            self._checkpoint.models[0], len(rows), rows["num_pages"].min(), rows["page_size"].min(), longest,
+        )  # fmt: skip
+
+    async def _drain(self, engine: Engine) -> None:
+        """Refuse new work, let running requests finish or time out; what is left gets an error event. [F-A6]"""
+        self._health.become(State.DRAINING)
+        deadline = time.monotonic() + self._config.server.drain_timeout_s
+        while len(engine.table) and time.monotonic() < deadline and self._events.empty():
+            await asyncio.sleep(0.02)
+        if len(engine.table):
+            log.warning("%d request(s) did not finish in time", len(engine.table))
+            engine.fail_all("The server is shutting down.")
+
+
+@dataclass(slots=True)
+class Rank:
+    """One spawned process."""
+
+    number: int
+    process: "Process"
+    pidfd: int
+
+
+class Ranks:
+    """The supervisor thread and the rank processes it spawned."""
+
+    def __init__(self, config: Config, channels: Channels, specs: list[RankSpec], tell: Callable[[Event, str], None]):
+        self._config = config
+        self._channels = channels
+        self._specs = specs
+        self._tell = tell
+        self._stopping = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="supervisor")
+        self._ranks: list[Rank] = []
+
+    def start(self) -> None:
+        """Spawn all ranks; LOADED or FAILED is told later."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait until every rank has ended; after a grace they are killed. Blocks."""
+        self._stopping.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            self._spawn()
+            self._watch()
+        except Exception as error:  # this thread has nobody above it: main must hear of it
+            log.exception("the supervisor fails")
+            self._tell(Event.FAILED, f"{type(error).__name__}: {error}")
+            self._stopping.wait()
+        self._end_all()
+
+    def _spawn(self) -> None:
+        import torch.multiprocessing as mp  # the one place in main that loads torch
+
+        context = mp.get_context("spawn")
+        for spec in self._specs:
+            process = context.Process(target=rank_main, args=(spec,), name=f"glm53d-rank-{spec.rank}")
+            process.start()
+            self._ranks.append(Rank(spec.rank, process, os.pidfd_open(process.pid)))
+            if self._stopping.is_set():
+                return
+
+    def _watch(self) -> None:
+        """Until stop(): see ranks load, see them die. [F-B2] [F-B3]"""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        by_fd = {rank.pidfd: rank for rank in self._ranks}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        board, loading = self._channels.board(), True
+        deadline = time.monotonic() + self._config.world.start_timeout_s
+        while not self._stopping.is_set():
+            for fd, _ in poll.poll(LOADING_POLL_MS if loading else None):
+                if fd in by_fd:
+                    poll.unregister(fd)
+                    self._died(by_fd[fd], board)
+            if loading and (board.ranks()["state"] >= LOADED).all():
+                loading = False
+                self._tell(Event.LOADED, "")
+            elif loading and time.monotonic() > deadline:
+                loading = False
+                self._tell(Event.FAILED, f"the ranks have not loaded within {self._config.world.start_timeout_s:g} s")
+
+    def _died(self, rank: Rank, board: Board) -> None:
+        """Wake whoever waits for the rank, and tell main why it ended."""
+        rank.process.join()
+        self._channels.mark_gone(rank.number)
+        code, row = rank.process.exitcode, board.read_rank(rank.number)
+        if row["state"] == FAILED:
+            why = row["last_words"].decode(errors="replace")
+        elif code is not None and code < 0:
+            why = f"killed by {signal.Signals(-code).name}"
+        else:
+            why = f"exit code {code}"
+        if not self._stopping.is_set():
+            self._tell(Event.FAILED, f"rank {rank.number} has ended: {why}")
+
+    def _end_all(self) -> None:
+        """Ranks end by themselves after shutdown; those that do not are killed, by pidfd and no others. [F-B8]"""
+        deadline = time.monotonic() + EXIT_GRACE_S
+        for rank in self._ranks:
+            if any(r.process.exitcode not in (None, 0) for r in self._ranks):
+                deadline = time.monotonic()  # the world has failed: nobody will be told to end
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+            if rank.process.exitcode is None:
+                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+                rank.process.join()
+            os.close(rank.pidfd)
+            rank.process.close()
+
+
+def _stop_resource_tracker() -> None:
+    """multiprocessing's helper process would outlive us by a moment; it holds nothing of ours."""
+    resource_tracker._resource_tracker._stop()

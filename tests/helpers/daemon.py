@@ -1,0 +1,121 @@
+"""A real daemon in a process of its own, on a free port, and what tests ask of it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 120
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Daemon:
+    """Starts `glm53d.py` with the given overrides and waits until it is ready."""
+
+    def __init__(self, *overrides: str, config: str | None = None, log: Path, wait: bool = True):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        args = ["--config", str(ROOT / "conf" / config)] if config else []
+        for override in (f"server.port={self.port}", *overrides):
+            args += ["--set", override]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "glm53d.py"), *args],
+                stderr=out,
+                stdout=out,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until /ready says 200."""
+        import urllib.error
+        import urllib.request
+
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log.read_text()}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/ready", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"not ready after {START_S} s:\n{self.log.read_text()}")
+
+    def pids(self) -> list[int]:
+        """Every process of the daemon: its session's members."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    if os.getsid(int(entry)) == self.process.pid:
+                        found.append(int(entry))
+        return found
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signal main and wait; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def kill_all(self) -> None:
+        """Whatever is left of it."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@contextlib.contextmanager
+def running(*overrides: str, config: str | None = None, log: Path) -> Iterator[Daemon]:
+    """A ready daemon; gone at the end, whatever happened."""
+    daemon = Daemon(*overrides, config=config, log=log)
+    try:
+        yield daemon
+    finally:
+        daemon.kill_all()
+
+
+async def events(response: aiohttp.ClientResponse) -> list[Any]:
+    """The decoded events of an SSE answer; [DONE] as the string."""
+    found: list[Any] = []
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            data = line[6:].strip()
+            found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+    return found
+
+
+async def idle_info(session: aiohttp.ClientSession, url: str, deadline_s: float = 20) -> dict[str, Any]:
+    """/server_info once nothing is in flight any more; the last one seen when that does not come."""
+    end = time.monotonic() + deadline_s
+    while True:
+        async with session.get(url + "/server_info") as answer:
+            info = await answer.json()
+        load = info["loads"][0]
+        if info["requests_in_flight"] == 0 and load["num_running"] == 0 and load["num_waiting"] == 0:
+            return info
+        if time.monotonic() > end:
+            return info
+        import asyncio
+
+        await asyncio.sleep(0.05)
