@@ -355,7 +355,7 @@ def _id_of(item: Json, param: str) -> str:
 
 def _string(value: Json, param: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("A string is needed here.", param)
+        raise InvalidRequest("This must be a string.", param)
     return value
 
 
