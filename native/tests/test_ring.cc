@@ -8,14 +8,14 @@ using namespace glm53d;
 using namespace test;
 
 static void records_come_out_as_they_went_in_wherever_the_end_falls() {
-  for (size_t capacity : {64, 128, 1024, 65536}) {
+  for (size_t capacity : {64, 128, 1024, 8192}) {
     Random random(capacity);
     Ring ring(capacity);
     RingWriter writer;
     RingReader reader;
     CHECK(writer.open(ring.segment, kWorld) == Status::kOk && reader.open(ring.segment, kWorld) == Status::kOk);
     uint64_t appended = 0, published = 0, popped = 0;
-    for (int i = 0; i < 100'000; ++i) {
+    for (int i = 0; i < 30'000; ++i) {
       switch (below(random, 3)) {
         case 0:
           for (uint64_t n = below(random, 4); n > 0 && append(writer, appended) == Status::kOk; --n) ++appended;

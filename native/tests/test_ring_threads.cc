@@ -39,7 +39,7 @@ static uint64_t read_all(RingReader& reader, size_t max_length, uint64_t spin_ns
 }
 
 static void records_arrive_whole_and_in_order(uint32_t num_readers, uint64_t spin_ns, bool one_at_a_time) {
-  constexpr uint64_t kRecords = 20'000;
+  constexpr uint64_t kRecords = 10'000;
   Ring ring(4096, num_readers);
   RingWriter writer;
   CHECK(writer.open(ring.segment, kWorld) == Status::kOk);
@@ -76,7 +76,7 @@ static void no_wake_up_is_lost() {
   RingReader reader;
   CHECK(writer.open(there.segment, kWorld) == Status::kOk && reader.open(back.segment, kWorld) == Status::kOk);
   Random random(3);
-  for (uint64_t n = 0; n < 30'000; ++n) {
+  for (uint64_t n = 0; n < 20'000; ++n) {
     for (uint64_t i = below(random, 200); i > 0; --i) cpu_relax();
     CHECK(append(writer, n) == Status::kOk);
     writer.publish();
