@@ -37,8 +37,7 @@ async def models(request: web.Request) -> web.Response:
         "created": _STARTED,
         "owned_by": "glm53d",
         "root": engine.models[0],
-        # null until the ranks have said what fits [R3]
-        "max_model_len": engine.limits.max_context_len if engine.limits else None,
+        "max_model_len": engine.limits.max_context_len or None,  # null until the ranks have said what fits [R3]
     }
     if service.config.model.path == "nano":
         card["description"] = "untrained: the nano model's weights are random, its answers mean nothing"

@@ -119,7 +119,7 @@ def visible(exc: Exception, rid: str | None) -> RequestError | EngineError:
         log.warning("request failed: %s: %s", exc.code, exc.message, extra={"rid": rid})
         return exc
     log.error("unexpected error", exc_info=exc, extra={"rid": rid})
-    hidden = EngineError("An internal error; the server's log has the details.")
+    hidden = EngineError("An internal error; see the log.")
     hidden.code = Glm53dError.code
     return hidden
 

@@ -22,7 +22,8 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 def not_served(*neutral: Json) -> Meta:
     """Mark a field that clients know and we do not serve: any value but null and these is refused by its name."""
-    return Meta(extra={"neutral": neutral})
+    # With their types: true equals 1 and is no number a client may mean. typing would even merge two such Metas.
+    return Meta(extra={"neutral": tuple((type(value), value) for value in neutral)})
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -60,8 +61,7 @@ def refuse_not_served(fields: msgspec.Struct, at: str = "") -> None:
     """Raise InvalidRequest for the first field that asks for what is not served."""
     for name, neutral in _neutral_values(type(fields)).items():
         value = getattr(fields, name)
-        # The type counts too: `true` equals 1 and is none of the numbers a client may mean.
-        if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
+        if value is not None and (type(value), value) not in neutral:
             raise InvalidRequest(f"`{join(at, name)}` is not supported.", join(at, name))
 
 
@@ -109,7 +109,7 @@ def to_sampling(
 
 
 @cache
-def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[Json, ...]]:
+def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[tuple[type, Json], ...]]:
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):

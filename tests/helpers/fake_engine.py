@@ -77,24 +77,20 @@ class FakeStream:
         self._engine.live.remove(self)
         ids = [i for _, _, piece in script.pieces for i in piece]
         plain = self.job.out.content is None
-        received = self.job.received_ns
+        first = self.job.received_ns + 10**6
+        apart = self.job.out.starts_in_reasoning
 
-        def text(phase: str) -> str:
-            return "".join(t for p, t, _ in script.pieces if p == phase) if plain else ""
+        def text(*phases: str) -> str:
+            return "".join(t for p, t, _ in script.pieces if p in phases) if plain else ""
 
         return Finish(
             reason=FinishReason.ABORT if self.aborted else script.reason,
             usage=Usage(5, len(ids), sum(len(i) for p, _, i in script.pieces if p == "reasoning"), 2),
             matched_id=3 if script.reason is FinishReason.STOP else None,
-            text=text("content"),
-            reasoning=text("reasoning"),
+            text=text("content") if apart else text("reasoning", "content"),
+            reasoning=text("reasoning") if apart else "",
             output_ids=np.array(ids, np.int32),
-            marks={
-                "received": received,
-                "first_token": received + 10**6,
-                "last_token": received + 10**7,
-                "queue": 10**5,
-            },
+            marks={"received": first - 10**6, "first_token": first, "last_token": first + 10**7, "queue": 10**5},
         )
 
 

@@ -1,0 +1,352 @@
+"""Bad bodies: each kind, on each endpoint that takes it, is a 400 that names the field; the server goes on. [R14]"""
+
+import json
+
+import pytest
+
+from tests.helpers.http import Client, client_of_fake_engine, raw_post
+
+CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
+HI = [{"role": "user", "content": "hi"}]
+GOOD = {CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"}}
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.fixture
+async def client():
+    async with client_of_fake_engine() as client:
+        yield client
+
+
+async def refused(client: Client, path: str, body, param: str | None) -> str:
+    """Check that a body is refused with this param, and a good one still served; the message."""
+    answer = await client.post(path, body)
+    assert answer.status == 400, answer.body
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.error["type"] == "invalid_request_error"
+    assert answer.error["param"] == param, answer.error
+    assert client.engine.jobs == []
+    assert (await client.post(path, GOOD[path])).status == 200
+    return answer.error["message"]
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"rid": "\xff"}',
+        b'{"x": NaN}',  # F-G6
+        b'{"x": Infinity}',
+        b'{"x": -Infinity}',
+        b'{"x": "\\ud800"}',  # F-G10
+        b'{"x": "\\udc00 low alone"}',
+        b'{"\\ud800": 1}',
+        b'{"x": ' + DEEP + b"}",  # F-G11
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+async def test_what_is_not_a_json_object_is_refused_whole(client, path, body):
+    await refused(client, path, body, None)
+
+
+@pytest.mark.parametrize("path", GOOD)
+async def test_text_behind_the_object_is_refused(client, path):
+    await refused(client, path, json.dumps(GOOD[path]).encode() + b" x", None)
+
+
+SAMPLING = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("temperature", [1]),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_k", -2),  # F-G9
+    ("top_k", 1.5),
+    ("top_k", 2**31),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("seed", 1.5),
+    ("seed", 2**63),
+    ("seed", "x"),
+    ("ignore_eos", 1),
+    ("skip_special_tokens", "no"),
+    ("stop_token_ids", 5),
+]
+SAMPLING_DEEP = [
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [1, 2**31]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [1, 1000]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+]
+NOT_SERVED = [
+    ("n", 2),
+    ("n", 5_000_000),  # F-G4
+    ("n", True),
+    ("stop", "x"),
+    ("stop", ["x"]),
+    ("frequency_penalty", 0.5),
+    ("presence_penalty", -1),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {"9999999": 5}),  # F-G7
+    ("regex", "a+"),
+    ("ebnf", "root ::= 'a'"),
+    ("json_schema", "{}"),
+    ("structured_outputs", {"json": {}}),
+    ("guided_json", {}),
+    ("no_stop_trim", True),
+]
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [*(({name: value}, name) for name, value in SAMPLING + NOT_SERVED), *SAMPLING_DEEP],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_sampling_field_out_of_its_range_is_refused_by_its_path(client, path, fields, param):
+    if path == NATIVE:
+        fields, param = {"sampling_params": fields}, f"sampling_params.{param}"
+    await refused(client, path, GOOD[path] | fields, param)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"priority": 2**31}, "priority"),
+        ({"model": 3}, "model"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": []}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"rid": ""}, "rid"),
+        ({"rid": "a b"}, "rid"),
+        ({"rid": "a\r\nX: y"}, "rid"),
+        ({"rid": "x" * 129}, "rid"),
+        ({"data_parallel_rank": 0}, "data_parallel_rank"),
+        ({"bootstrap_host": "h"}, "bootstrap_host"),
+        ({"cache_salt": "s"}, "cache_salt"),
+        ({"lora_path": "l"}, "lora_path"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_wrong_field_of_the_openai_dialects_is_refused_by_its_path(client, path, fields, param):
+    await refused(client, path, GOOD[path] | fields, param)
+
+
+def message(**fields) -> dict:
+    return {"messages": [HI[0], fields]}
+
+
+def call(arguments) -> dict:
+    return message(role="assistant", tool_calls=[{"id": "c", "function": {"name": "f", "arguments": arguments}}])
+
+
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        (message(content="x"), "messages[1].role"),
+        (message(role="robot", content="x"), "messages[1].role"),
+        (message(role=3, content="x"), "messages[1].role"),
+        (message(role="user"), "messages[1].content"),
+        (message(role="user", content=None), "messages[1].content"),
+        (message(role="developer"), "messages[1].content"),
+        (message(role="user", content=5), "messages[1].content"),
+        (message(role="user", content={"type": "text"}), "messages[1].content"),
+        (message(role="user", content=["x"]), "messages[1].content[0]"),
+        (message(role="user", content=[{"type": "text"}]), "messages[1].content[0].text"),
+        (message(role="user", content=[{"type": "text", "text": 1}]), "messages[1].content[0].text"),
+        (message(role="user", content=[{"type": "hologram"}]), "messages[1].content[0].type"),
+        (message(role="user", content=[{"type": ["text"]}]), "messages[1].content[0].type"),
+        (message(role="assistant", reasoning_content=1), "messages[1].reasoning_content"),
+        (message(role="assistant", tool_calls={}), "messages[1].tool_calls"),
+        (message(role="assistant", tool_calls=[{}]), "messages[1].tool_calls[0].function"),
+        (message(role="assistant", tool_calls=[{"function": {}}]), "messages[1].tool_calls[0].function.name"),
+        (message(role="assistant", function_call={"name": "f"}), "messages[1].function_call"),
+        (call("[1]"), ARGUMENTS),
+        (call("{"), ARGUMENTS),
+        (call('{"a": NaN}'), ARGUMENTS),
+        (call('{"a": "\\ud800"}'), ARGUMENTS),
+        (call('{"a": ' + "[" * 80 + "]" * 80 + "}"), ARGUMENTS),
+        (call('{"a": ' + "[" * 5000 + "]" * 5000 + "}"), ARGUMENTS),
+        (call(json.loads('{"a": ' + "[" * 80 + "]" * 80 + "}")), ARGUMENTS),
+        ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HI, "functions": [{"name": "f"}]}, "functions"),
+        ({"messages": HI, "top_logprobs": 100_000}, "top_logprobs"),  # F-G5
+        ({"messages": HI, "reasoning_effort": "extreme"}, "reasoning_effort"),  # F-F3
+        ({"messages": HI, "reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+        ({"messages": HI, "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"messages": HI, "thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"messages": HI, "chat_template_kwargs": {"clear_thinking": 1}}, "chat_template_kwargs.clear_thinking"),
+        ({"messages": HI, "chat_template_kwargs": {"reasoning_effort": "x"}}, "chat_template_kwargs.reasoning_effort"),
+        ({"messages": HI, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": HI, "separate_reasoning": False}, "separate_reasoning"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_a_bad_chat_is_refused_by_its_path(client, body, param):
+    await refused(client, CHAT, body, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (None, "prompt"),
+        ("", "prompt"),
+        ([], "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        ([-1], "prompt[0]"),
+        ([1, "x"], "prompt[1]"),
+        ([1, 1000], "prompt[1]"),
+        ([1, 2**31], "prompt[1]"),
+        ([1, 1.5], "prompt[1]"),
+        ([1, True], "prompt[1]"),
+        ([[-1]], "prompt[0][0]"),  # F-G8
+        ([[]], "prompt[0]"),
+        ([[1], 2], "prompt"),
+        (["a", "b"], "prompt"),
+        ([""], "prompt[0]"),
+    ],
+    ids=str,
+)
+async def test_a_bad_prompt_is_refused_by_its_path(client, prompt, param):
+    await refused(client, TEXT, {"prompt": prompt}, param)
+
+
+async def test_a_missing_prompt_is_named(client):
+    await refused(client, TEXT, {}, "prompt")
+
+
+@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("best_of", 2)])
+async def test_a_text_completion_refuses_what_it_does_not_serve_by_name(client, field, value):
+    await refused(client, TEXT, {"prompt": "hi", field: value}, field)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": ""}, "text"),
+        ({"text": ["a", "b"]}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [1, 1000]}, "input_ids[1]"),
+        ({"input_ids": [-1]}, "input_ids[0]"),
+        ({"input_ids": [[1]]}, "input_ids[0]"),
+        ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 2, "max_new_tokens": 1}},
+            "sampling_params.min_new_tokens",
+        ),
+        ({"text": "a", "return_logprob": True}, "return_logprob"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "rid": ["a"]}, "rid"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_a_bad_generate_body_is_refused_by_its_path(client, body, param):
+    await refused(client, NATIVE, body, param)
+
+
+async def test_an_unknown_reasoning_effort_is_answered_with_the_levels(client):
+    """F-F3"""
+    told = await refused(client, CHAT, {"messages": HI, "reasoning_effort": "extreme"}, "reasoning_effort")
+    assert all(level in told for level in ("none", "minimal", "low", "medium", "high", "xhigh", "max"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # What a router adds to every chat (field report on gateways), and other values that ask for nothing.
+        {"logprobs": False, "stream": False, "no_stop_trim": False, "ignore_eos": False},
+        {"continue_final_message": False, "skip_special_tokens": True, "separate_reasoning": True},
+        {"stream_reasoning": True, "return_hidden_states": False},
+        {"tools": [], "tool_choice": "auto"},  # F-H3
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}},
+        {"response_format": {"type": "text"}, "stop": [], "cache_salt": ""},
+        {"temperature": None, "top_p": None, "stop": None, "tools": None, "stream_options": None, "max_tokens": None},
+        {"user": "u", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "made_up": [1, {"a": 2}]},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"seed": -5},
+        {"max_tokens": 10**30},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_a_neutral_or_unknown_field_is_no_reason_to_refuse(client, fields):
+    assert (await client.post(CHAT, {"messages": HI} | fields)).status == 200
+
+
+async def test_of_a_key_that_comes_twice_the_last_value_counts(client):
+    answer = await client.post(TEXT, b'{"prompt": "a", "prompt": "b"}')
+    assert answer.status == 200
+    assert client.engine.jobs[-1].text == "b"
+
+
+async def test_a_body_over_the_limit_is_413_by_its_length_and_by_its_bytes():
+    """F-G14"""
+    async with client_of_fake_engine(max_body_bytes=2000) as client:
+        assert (await client.post(CHAT, {"messages": HI})).status == 200
+        for body in ({"messages": [{"role": "user", "content": "x" * 3000}]}, {"messages": HI, "pad": "x" * 3000}):
+            answer = await client.post(CHAT, body)
+            assert answer.status == 413
+            assert answer.error["code"] == "payload_too_large"
+        chunked = (
+            b"POST /generate HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nbb8\r\n" + b" " * 3000 + b"\r\n"
+        )
+        reader, writer = await client.open(chunked)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_408_and_the_connection_ends():
+    async with client_of_fake_engine(body_timeout_s=0.05) as client:
+        reader, writer = await client.open(raw_post(CHAT, {"messages": HI})[:-10])
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert b"Connection: close" in head
+        assert b'"code":"request_timeout"' in await reader.readuntil(b"}}")
+        writer.close()
+
+
+async def test_the_path_and_the_method_are_refused_in_the_same_shape(client):
+    nowhere, wrong = await client.post("/v1/nothing", {}), await client.get(CHAT)
+    assert (nowhere.status, nowhere.error["code"]) == (404, "not_found")
+    assert (wrong.status, wrong.error["code"], wrong.headers["Allow"]) == (405, "method_not_allowed", "POST")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_model_that_is_not_served_is_404(client, path):
+    answer = await client.post(path, GOOD[path] | {"model": "gpt"})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert (await client.post(path, GOOD[path] | {"model": "alias"})).json["model"] == "alias"

@@ -1,0 +1,112 @@
+"""/v1/completions and /generate: text and ids in, text and ids out."""
+
+import openai
+import pytest
+
+from glm53d.errors import EngineError
+from glm53d.front.job import SamplingParams
+from glm53d.ipc.records import FinishReason
+from tests.helpers.http import client_of_fake_engine
+
+TEXT, NATIVE = "/v1/completions", "/generate"
+WHOLE = 'Let me think.Hello "you"\n世界'
+
+
+@pytest.fixture
+async def client():
+    async with client_of_fake_engine() as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "ids"),
+    [
+        ("a <|user|> b", "a <|user|> b", None),
+        (["one"], "one", None),
+        ([1, 2, 999], None, [1, 2, 999]),
+        ([[1, 2]], None, [1, 2]),
+    ],
+)
+async def test_one_prompt_is_taken_in_each_form(client, prompt, text, ids):
+    answer = await client.post(TEXT, {"prompt": prompt, "max_tokens": 4})
+    assert answer.status == 200, answer.body
+    job = client.engine.jobs[-1]
+    assert job.text == text
+    assert (None if job.ids is None else job.ids.tolist()) == ids
+    assert job.ids is None or job.ids.dtype == "int32"
+    assert job.conversation is None
+    assert job.sampling.max_new_tokens == 4
+
+
+async def test_a_text_completion_keeps_reasoning_in_its_text(client):
+    body = (await client.post(TEXT, {"prompt": "a", "rid": "r"})).json
+    assert (body["id"], body["object"]) == ("cmpl-r", "text_completion")
+    assert body["choices"] == [{"index": 0, "text": WHOLE, "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"]["total_tokens"] == 11
+
+
+async def test_a_text_stream_goes_pieces_finish_usage_done(client):
+    client.engine.script.reason = FinishReason.LENGTH
+    answer = await client.post(TEXT, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, usage, done = answer.events
+    assert done == "[DONE]"
+    assert [c["choices"][0]["text"] for c in chunks] == ["Let me ", "think.", 'Hello "you"\n', "世界", ""]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 4 + ["length"]
+    assert all(c["usage"] is None for c in chunks)
+    assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 5)
+
+
+async def test_the_openai_sdk_reads_text_completions(client):
+    async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as sdk:
+        answer = await sdk.completions.create(model="nano", prompt="a")
+        assert answer.choices[0].text == WHOLE
+        stream = await sdk.completions.create(model="nano", prompt=[1, 2], stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == WHOLE
+
+
+async def test_generate_answers_text_ids_and_latencies(client):
+    body = (await client.post(NATIVE, {"input_ids": [4, 5], "rid": "r"})).json
+    assert body["text"] == WHOLE
+    assert body["output_ids"] == [11, 12, 13, 7, 21, 22]
+    meta = body["meta_info"]
+    assert meta.pop("e2e_latency") >= 0
+    assert meta == {
+        "id": "r",
+        "finish_reason": {"type": "stop", "matched": 3},
+        "prompt_tokens": 5,
+        "completion_tokens": 6,
+        "cached_tokens": 2,
+        "queue_time": 1e-4,
+        "first_token_latency": 1e-3,
+        "decode_throughput": pytest.approx(5 / 0.01),
+    }
+    assert client.engine.jobs[-1].ids.tolist() == [4, 5]
+
+
+async def test_generate_streams_deltas_with_ids_then_meta_info(client):
+    client.engine.script.reason = FinishReason.LENGTH
+    *deltas, last, done = (await client.post(NATIVE, {"text": "a", "stream": True})).events
+    assert done == "[DONE]"
+    assert deltas == [
+        {"text": "Let me ", "output_ids": [11, 12]},
+        {"text": "think.", "output_ids": [13, 7]},
+        {"text": 'Hello "you"\n', "output_ids": [21]},
+        {"text": "世界", "output_ids": [22]},
+    ]
+    assert (last["text"], last["output_ids"]) == ("", [])
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+
+
+async def test_generate_takes_the_native_names_of_sampling(client):
+    params = {"max_new_tokens": 8, "min_new_tokens": 2, "temperature": 0, "top_k": 3, "skip_special_tokens": False}
+    assert (await client.post(NATIVE, {"text": "a", "sampling_params": params, "priority": 2})).status == 200
+    job = client.engine.jobs[-1]
+    assert job.sampling == SamplingParams(0.0, 0.95, 3, max_new_tokens=8, min_new_tokens=2, priority=2)
+    assert job.out.with_ids
+    assert not job.out.skip_special_tokens
+
+
+async def test_a_generate_stream_that_fails_ends_with_the_error_and_done(client):
+    client.engine.script.fail = EngineError("The ranks are gone.")
+    *_, error, done = (await client.post(NATIVE, {"text": "a", "stream": True})).events
+    assert (error["error"]["code"], done) == ("engine_error", "[DONE]")
