@@ -1,4 +1,4 @@
-"""Multi-head latent attention over the chosen tokens, in the two forms that step.py's groups ask for.
+"""Multi-head latent attention over the chosen tokens, in two forms: absorbed for Gathered groups, expanded for Shared.
 
 Cached per token is one row: a latent c and a rotated key r that all heads share. With kv_b = [Wk; Wv] of each head:
 
@@ -16,7 +16,7 @@ from glm53d.model.config import ModelConfig
 from glm53d.model.indexer import Indexer
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layers import RmsNorm, rotate
-from glm53d.model.step import Absorbed, Expanded, Group, Step, parts
+from glm53d.model.step import Gathered, Group, Step, parts
 from glm53d.model.weights import Checkpoint
 
 
@@ -75,35 +75,31 @@ class Attention:
         q_nope, q_rope = q[..., : self.nope_dim], rotate(q[..., self.nope_dim :], angles)
         out = x.new_empty(len(x), self.heads, self.v_head_dim)
         for group in chosen:
-            queries = q_nope[group.tokens], q_rope[group.tokens]
-            if isinstance(group, Absorbed):
-                out[group.tokens] = self._absorbed(*queries, cache.latent[self.layer], group)
-            else:
-                out[group.tokens] = self._expanded(*queries, cache.latent[self.layer], group)
+            rows, queries = cache.latent[self.layer], (q_nope[group.tokens], q_rope[group.tokens])
+            form = self._absorbed if isinstance(group, Gathered) else self._expanded
+            out[group.tokens] = form(*queries, rows, group)
         return F.linear(out.flatten(1), self.w_o), chosen
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, rows: Tensor, group: Absorbed) -> Tensor:
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Tensor, group: Group) -> Tensor:
         """[queries, heads, v]."""
-        q_latent = torch.bmm(q_nope.transpose(0, 1), self.w_k).transpose(0, 1)
-        q = torch.cat([q_latent, q_rope], -1)
+        q = torch.cat([torch.bmm(q_nope.transpose(0, 1), self.w_k).transpose(0, 1), q_rope], -1)
         latents = []
-        for part in parts(len(q), group.locs.shape[1] * max(q.shape[1:])):
-            seen = F.embedding(group.locs[part], rows)
-            scores = torch.baddbmm(group.bias[part], q[part], seen.transpose(1, 2), alpha=self.scale)
-            latents.append(torch.bmm(scores.softmax(-1), seen[..., : self.kv_lora_rank]))
+        for part in parts(len(q), group.locs.shape[-1] * max(q.shape[1:])):
+            rows = group.rows(part, pool)
+            scores = torch.baddbmm(group.bias(part, q.dtype), q[part], rows.transpose(1, 2), alpha=self.scale)
+            latents.append(torch.bmm(scores.softmax(-1), rows[..., : self.kv_lora_rank]))
         return torch.bmm(torch.cat(latents).transpose(0, 1), self.w_v).transpose(0, 1)
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, rows: Tensor, group: Expanded) -> Tensor:
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Tensor, group: Group) -> Tensor:
         """[queries, heads, v]."""
-        seen = rows[group.locs]
-        c, rope_key = seen[:, : self.kv_lora_rank], seen[:, self.kv_lora_rank :]
+        q = torch.cat([q_nope, q_rope], -1).transpose(0, 1)
+        c, rope_key = group.rows(slice(0, len(q_nope)), pool).tensor_split([self.kv_lora_rank], -1)
         k = torch.cat([torch.matmul(c, self.w_k.transpose(1, 2)), rope_key.expand(self.heads, -1, -1)], -1)
         v = torch.matmul(c, self.w_v)
-        q = torch.cat([q_nope, q_rope], -1).transpose(0, 1)
         out = []
-        for part in parts(q.shape[1], self.heads * len(seen)):
-            up_to = group.prefix_len + part.stop
-            bias = group.bias(part, q.dtype).expand(self.heads, -1, -1)
-            scores = torch.baddbmm(bias, q[:, part], k[:, :up_to].transpose(1, 2), alpha=self.scale)
-            out.append(torch.bmm(scores.softmax(-1), v[:, :up_to]))
+        for part in parts(len(q_nope), self.heads * k.shape[1]):
+            bias = group.bias(part, q.dtype).transpose(0, 1)
+            seen = bias.shape[-1]
+            scores = torch.baddbmm(bias, q[:, part], k[:, :seen].transpose(1, 2), alpha=self.scale)
+            out.append(torch.bmm(scores.softmax(-1), v[:, :seen]))
         return torch.cat(out, 1).transpose(0, 1)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from glm53d.model.config import ModelConfig
 from glm53d.model.layers import rotate
-from glm53d.model.step import Absorbed, Expanded, Group, parts
+from glm53d.model.step import Gathered, Group, parts
 from glm53d.model.weights import Checkpoint
 
 K_NORM_EPS = 1e-6  # a LayerNorm with an eps of its own, not the config's
@@ -46,38 +46,20 @@ class Indexer:
         return [self._narrow(group, q[group.tokens], w[group.tokens], keys) for group in groups]
 
     def _narrow(self, group: Group, q: Tensor, w: Tensor, keys: Tensor) -> Group:
-        if group.locs.shape[-1] <= self.topk:
+        num_keys = group.locs.shape[-1]
+        if num_keys <= self.topk:
             return group
-        if isinstance(group, Absorbed):
-            return self._narrow_absorbed(group, q, w, keys)
-        return self._narrow_expanded(group, q, w, keys)
-
-    def _narrow_absorbed(self, group: Absorbed, q: Tensor, w: Tensor, keys: Tensor) -> Absorbed:
-        best = []
-        for part in parts(len(q), group.locs.shape[1] * max(self.heads, self.head_dim)):
-            scores = _scores(q[part], w[part], F.embedding(group.locs[part], keys).float(), group.bias[part])
-            best.append(top_positions(scores, self.topk))
-        chosen = torch.cat(best)
-        locs = group.locs.gather(1, chosen.clamp_min(0))
-        bias = torch.zeros_like(chosen, dtype=group.bias.dtype).masked_fill_(chosen < 0, -torch.inf)
-        return Absorbed(group.tokens, locs, bias[:, None])
-
-    def _narrow_expanded(self, group: Expanded, q: Tensor, w: Tensor, keys: Tensor) -> Expanded:
         chosen = torch.full((len(q), self.topk), -1, device=q.device)
-        keys = keys[group.locs].float()
-        for part in parts(len(q), self.heads * len(keys)):
-            seen = group.prefix_len + part.stop
-            best = top_positions(_scores(q[part], w[part], keys[:seen], group.bias(part, q.dtype)[:, None]), self.topk)
+        for part in parts(len(q), num_keys * max(self.heads, self.head_dim)):
+            seen, bias = group.rows(part, keys).float(), group.bias(part, torch.float32)
+            dots = torch.matmul(q[part], seen.transpose(-1, -2))  # [queries, heads, keys]
+            best = top_positions(torch.baddbmm(bias, w[part], dots.relu_())[:, 0], self.topk)
             chosen[part, : best.shape[1]] = best
-        return Expanded(group.tokens, group.prefix_len, group.locs, chosen)
+        nothing = torch.zeros_like(chosen, dtype=keys.dtype).masked_fill_(chosen < 0, -torch.inf)
+        return Gathered(group.tokens, group.locs_of(chosen.clamp_min(0)), nothing[:, None])
 
     def _rotated(self, x: Tensor, angles: Tensor) -> Tensor:
         return torch.cat([rotate(x[..., : self.rope_dim], angles), x[..., self.rope_dim :]], -1)
-
-
-def _scores(q: Tensor, w: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
-    """[queries, keys] float32. q: [queries, heads, dim]; w, bias: [queries, 1, _]; keys: [keys, dim] or one each."""
-    return torch.baddbmm(bias.float(), w, torch.matmul(q, keys.transpose(-1, -2)).relu_())[:, 0]
 
 
 def top_positions(scores: Tensor, k: int) -> Tensor:

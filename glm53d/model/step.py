@@ -1,11 +1,10 @@
-"""Step: one flat batch as the model sees it, with its tokens grouped by the form of attention that suits them.
+"""Step: one flat batch as the model sees it, its tokens in groups that say which KV rows each of them looks at.
 
-A row that computes a few tokens goes with its neighbours into one Absorbed group: every token is a query of its own and
-gathers the KV rows it looks at. A row that computes many is an Expanded group: its whole context is read once, as keys
-and values, for all of its queries.
+    Gathered    each query has its own list of rows: the tokens of rows that compute a few, decoding above all
+    Shared      the queries of one row that computes many: all of its context, up to each query's own position
 
-A group also says which tokens its queries look at. It starts with all of them; a full layer's indexer narrows it, and
-the shared layers behind take the narrowed one.
+At the start of a step a query looks at its whole context. A full layer's indexer narrows groups with more context than
+it chooses, either kind to Gathered; the shared layers behind it take the narrowed ones.
 """
 
 from collections.abc import Iterator
@@ -13,46 +12,61 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.kv_cache import KvCache
 
-MAX_ABSORBED_LEN = 8  # tokens of a row; above, reading the context once for all queries is cheaper than once per query
+MAX_GATHERED_LEN = 8  # tokens of a row; above, its context is read once for all of them instead of once for each
 MAX_ELEMENTS = 1 << 24  # of any temporary array: 64 MB in float32, whatever the prompt's length
 
 
 @dataclass(slots=True, eq=False)
-class Absorbed:
-    """Queries of any rows, each with its own list of KV rows."""
+class Gathered:
+    """Queries, each with its own list of KV rows."""
 
     tokens: slice
-    locs: Tensor  # [num_queries, num_keys]; where bias is -inf, a row of the same request
-    bias: Tensor  # [num_queries, 1, num_keys] added to scores: 0, or -inf for what a query does not see
+    locs: Tensor  # [num_queries, num_keys]; where hidden, a row of the same request
+    hidden: Tensor  # [num_queries, 1, num_keys] of the model's dtype: 0, or -inf for what a query does not see
+
+    def rows(self, part: slice, pool: Tensor) -> Tensor:
+        """What queries of a part look at in a layer's pool: [queries, num_keys, width]."""
+        return F.embedding(self.locs[part], pool)
+
+    def bias(self, part: slice, dtype: torch.dtype) -> Tensor:
+        """Added to the part's scores: 0, or -inf for what a query does not see. [queries, 1, num_keys]."""
+        return self.hidden[part].to(dtype)
+
+    def locs_of(self, chosen: Tensor) -> Tensor:
+        """KV rows of keys chosen per query, [num_queries, topk] like `chosen`."""
+        return self.locs.gather(1, chosen)
 
 
 @dataclass(slots=True, eq=False)
-class Expanded:
-    """The queries of one row, at positions prefix_len, prefix_len + 1, ..."""
+class Shared:
+    """The queries of one row, at positions prefix_len, prefix_len + 1, ...; each sees all tokens up to itself.
+
+    The methods are Gathered's, but a part's rows are [seen, width]: those up to its last query, once for all of it.
+    """
 
     tokens: slice
     prefix_len: int
-    locs: Tensor  # [seq_len]: all KV rows of the request, by position
-    chosen: Tensor | None = None  # [num_queries, topk] positions, -1 for none; None: each query sees all up to itself
+    locs: Tensor  # [seq_len]: the row's KV rows by position
+
+    def rows(self, part: slice, pool: Tensor) -> Tensor:
+        return F.embedding(self.locs[: self.prefix_len + part.stop], pool)
 
     def bias(self, part: slice, dtype: torch.dtype) -> Tensor:
-        """[queries of part, seen] like Absorbed.bias, `seen` being the tokens up to the last of these queries."""
         seen, device = self.prefix_len + part.stop, self.locs.device
-        if self.chosen is None:
-            position = torch.arange(self.prefix_len + part.start, seen, device=device)
-            ahead = torch.arange(seen, device=device) > position[:, None]
-            return torch.zeros(ahead.shape, dtype=dtype, device=device).masked_fill_(ahead, -torch.inf)
-        chosen = self.chosen[part]
-        bias = torch.full((len(chosen), seen + 1), -torch.inf, dtype=dtype, device=device)
-        bias.scatter_(1, torch.where(chosen < 0, seen, chosen), 0.0)  # column `seen` takes the -1s and is cut off
-        return bias[:, :seen]
+        position = torch.arange(self.prefix_len + part.start, seen, device=device)
+        ahead = torch.arange(seen, device=device) > position[:, None]
+        return torch.zeros(ahead.shape, dtype=dtype, device=device).masked_fill_(ahead, -torch.inf)[:, None]
+
+    def locs_of(self, chosen: Tensor) -> Tensor:
+        return self.locs[chosen]
 
 
-Group = Absorbed | Expanded
+Group = Gathered | Shared
 
 
 @dataclass(slots=True, eq=False)
@@ -91,12 +105,12 @@ def plan_step(
     groups: list[Group] = []
     for rows in _runs(extend_len):
         tokens = slice(int(ends[rows.start] - extend_len[rows.start]), int(ends[rows.stop - 1]))
-        if extend_len[rows.start] <= MAX_ABSORBED_LEN:
+        if extend_len[rows.start] <= MAX_GATHERED_LEN:
             longest = int(positions[tokens].max()) + 1
-            groups.append(_absorbed(cache, tokens, slot[tokens], position[tokens], longest))
+            groups.append(_gathered(cache, tokens, slot[tokens], position[tokens], longest))
         else:
             prefix, seq_len = int(prefix_len[rows.start]), int(prefix_len[rows.start] + extend_len[rows.start])
-            groups.append(Expanded(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
+            groups.append(Shared(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
     return Step(input_ids, position, cache.locs_at(slot, position), logits_idx, groups)
 
 
@@ -110,7 +124,7 @@ def _runs(extend_len: np.ndarray) -> Iterator[slice]:
     """Rows of one group: neighbours with few tokens together, each row with many alone."""
     start = 0
     for row, length in enumerate(extend_len):
-        if length > MAX_ABSORBED_LEN:
+        if length > MAX_GATHERED_LEN:
             if start < row:
                 yield slice(start, row)
             yield slice(row, row + 1)
@@ -119,10 +133,10 @@ def _runs(extend_len: np.ndarray) -> Iterator[slice]:
         yield slice(start, len(extend_len))
 
 
-def _absorbed(cache: KvCache, tokens: slice, slot: Tensor, position: Tensor, longest: int) -> Absorbed:
+def _gathered(cache: KvCache, tokens: slice, slot: Tensor, position: Tensor, longest: int) -> Gathered:
     locs = cache.locs(slot, longest)
     ahead = torch.arange(longest, device=locs.device) > position[:, None]
     # What a query does not see still enters a product with weight 0, and 0 * nan is nan: so it must be its own row.
     locs = torch.where(ahead, locs[:, :1], locs)
-    bias = torch.zeros(ahead.shape, dtype=cache.latent[0].dtype, device=locs.device).masked_fill_(ahead, -torch.inf)
-    return Absorbed(tokens, locs, bias[:, None])
+    hidden = torch.zeros(ahead.shape, dtype=cache.latent[0].dtype, device=locs.device).masked_fill_(ahead, -torch.inf)
+    return Gathered(tokens, locs, hidden[:, None])

@@ -104,7 +104,7 @@ class TorchRunner:
             logits = self.model.forward(self._plan(batch, sampled), self.cache)
             slots = batch.row_slot[sampled]
             ids = self.sampler.sample(logits, slots, (batch.row_prefix_len + batch.row_extend_len)[sampled])
-            self.last_id[self._index(slots)] = ids
+            self.last_id.index_copy_(0, self._index(slots), ids)
         self._launched.append(Launched(batch.step, sampled, ids, start_ns))
 
     def collect(self) -> StepResult:
@@ -127,7 +127,8 @@ class TorchRunner:
         fed = (batch.row_flags & ROW_FEED) != 0
         if fed.any():
             first_token = np.cumsum(batch.row_extend_len) - batch.row_extend_len
-            input_ids[self._index(first_token[fed])] = self.last_id[self._index(batch.row_slot[fed])]
+            last_ids = self.last_id.index_select(0, self._index(batch.row_slot[fed]))
+            input_ids.index_copy_(0, self._index(first_token[fed]), last_ids)
         return plan_step(self.cache, input_ids, batch.row_slot, batch.row_prefix_len, batch.row_extend_len, sampled)
 
     def _index(self, values: np.ndarray) -> Tensor:

@@ -115,4 +115,6 @@ class Driver:
             chosen = [request for request in waiting if self.rng.random() < 0.8] or waiting
             self.rng.shuffle(chosen)
             left = [len(request.tokens) - request.computed for request in chosen]
-            self.run([(request, self.rng.randint(1, min(n, max_chunk))) for request, n in zip(chosen, left, strict=True)])
+            self.run(
+                [(request, self.rng.randint(1, min(n, max_chunk))) for request, n in zip(chosen, left, strict=True)]
+            )

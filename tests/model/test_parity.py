@@ -39,13 +39,14 @@ def test_any_chunking_pages_prefix_hit_and_batch_give_the_logits_of_transformers
     model = tiny_model(seed, tmp_path)
     if seed % 2:  # loops over parts of queries, which tiny inputs would never need
         monkeypatch.setattr(step, "MAX_ELEMENTS", 1 << 11)
+    monkeypatch.setattr(step, "MAX_GATHERED_LEN", rng.choice([1, 8]))
     driver = make_driver(tmp_path, rng)
 
     def text(length: int) -> list[int]:
         return [rng.randrange(model.config.vocab_size) for _ in range(length)]
 
     prompt = text(rng.randint(50, 70))
-    requests = [driver.request(prompt), driver.request(text(rng.randint(1, 40)))]
+    requests = [driver.request(prompt), driver.request(text(rng.randint(12, 40)))]
     driver.run_until(requests, num_outputs=4, max_chunk=rng.choice([5, 100]))
     follower = driver.request(prompt[:48] + text(9), shared=requests[0])
     assert follower.computed == 48

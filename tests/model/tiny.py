@@ -29,7 +29,7 @@ def tiny_config(rng: random.Random) -> GlmMoeDsaConfig:
         v_head_dim=rng.choice([16, 24]),
         index_n_heads=rng.choice([16, 32]),
         index_head_dim=rng.choice([16, 32]),
-        index_topk=rng.choice([4, 8, 16, 24]),
+        index_topk=rng.choice([4, 8, 16, 24, 40]),
         first_k_dense_replace=rng.randint(0, 2),
         indexer_types=["full"] + [rng.choice(["full", "shared"]) for _ in range(layers - 1)],
         eos_token_id=[1, 2],
