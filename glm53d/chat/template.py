@@ -67,6 +67,9 @@ For each function call, output the function name and arguments within the follow
 <tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>\
 <arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>"""
 
+MAX_DESCRIBED_CHARS = 1 << 25
+"""All tool references of a conversation spelled out: a few bytes can name megabytes, again and again."""
+
 _NO_NAME = object()
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode  # ", " and ": ", key order kept, nothing escaped for HTML
 
@@ -123,7 +126,7 @@ class Template:
             pieces += self._tools_tail
 
         last_user = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-        block_end = 0
+        run_end = 0  # of the last run of tool messages
         for i, message in enumerate(messages):
             role = message.get("role")
             if role == "user" or role == "system":
@@ -134,12 +137,11 @@ class Template:
                 keep_thinking = not conv.clear_thinking or i > last_user
                 pieces += self._assistant_turn(message, conv, keep_thinking, f"messages[{i}]")
                 pieces += self._tool_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
-            elif role == "tool" and i >= block_end:
-                block_end = next(
-                    (k for k in range(i, len(messages)) if messages[k].get("role") != "tool"), len(messages)
-                )
+            elif role == "tool" and i >= run_end:
+                rest = range(i, len(messages))
+                run_end = next((k for k in rest if messages[k].get("role") != "tool"), len(messages))
                 pieces.append(ids["<|observation|>"])
-                pieces += self._tool_results(messages, i, block_end, tools)
+                pieces += self._tool_results(messages, i, run_end, tools)
         if conv.add_generation_prompt:
             pieces += (ids["<|assistant|>"], ids["<think>"])
         return pieces
@@ -176,9 +178,8 @@ class Template:
             reasoning, content = _split_thinking(content)
             if reasoning is None and keep_thinking and "reasoning_content" in conv.template_kwargs:
                 # A variable of this name, given to the whole template, stands in for turns without one: official.
-                reasoning = [
-                    _string(conv.template_kwargs["reasoning_content"], "chat_template_kwargs.reasoning_content")
-                ]
+                given = conv.template_kwargs["reasoning_content"]
+                reasoning = [_string(given, "chat_template_kwargs.reasoning_content")]
         shown = reasoning if keep_thinking and reasoning is not None else []
         return [self._id["<think>"], *shown, self._id["</think>"], *_strip(content)]
 
@@ -227,9 +228,8 @@ class Template:
         pieces: list[Segment] = []
         for (message, param), own in zip(run, results, strict=True):
             content = message.get("content")
-            if _is_references(
-                content
-            ):  # asked before "is it outputs" here, but not when results are reordered: official
+            # What is both counts as references here, but as outputs when results are reordered: official.
+            if _is_references(content) and _is_outputs(content):
                 pieces += self._tool_result(content, tools, param)
             else:
                 pieces += (piece for _, shown in own for piece in shown)
@@ -240,7 +240,7 @@ class Template:
         content = message.get("content")
         if content and not isinstance(content, (str, list)):
             raise InvalidRequest("The content of a tool message must be text or an array of parts.", param)
-        if content and isinstance(content[0], dict) and "output" in content[0]:
+        if _is_outputs(content):
             entries = [entry if isinstance(entry, dict) else {} for entry in content]
             return [(_id_of(entry, param), self._tool_result(entry.get("output"), tools, param)) for entry in entries]
         return [(_id_of(message, param), self._tool_result(content, tools, param))]
@@ -256,9 +256,8 @@ class _Tools:
     def __init__(self, tools: Json):
         if tools and not isinstance(tools, list):
             raise InvalidRequest("Tools must be an array.", "tools")
-        self.listing = ""  # one line per tool that is not deferred
-        self._lines: dict[Hashable, str] = {}  # by name, deferred ones too
-        self._any = bool(tools)
+        self._lines: dict[Hashable, list[str]] = {}  # by name, deferred ones too
+        self._described_chars = 0
         shown = []
         for i, tool in enumerate(tools or ()):
             param = f"tools[{i}]"
@@ -275,18 +274,24 @@ class _Tools:
             line = f"{{{line}}}\n"
             if not tool.get("defer_loading"):
                 shown.append(line)
-            name = _name_of(tool)
-            self._lines[name] = self._lines.get(name, "") + line
-        self.listing = "".join(shown)
+            self._lines.setdefault(_name_of(tool), []).append(line)
+        self.listing = "".join(shown)  # one line per tool that is not deferred
 
     def __bool__(self) -> bool:
-        return self._any
+        return bool(self._lines)
 
     def described(self, references: list[Json], param: str) -> str:
         """The tools that a tool search found, as its result shows them; what names no tool shows nothing."""
         if not self:
             raise InvalidRequest("A tool reference needs tools in the request.", param)
-        return "<tools>\n" + "".join(self._lines.get(_name_of(reference), "") for reference in references) + "</tools>"
+        shown = ["<tools>\n"]
+        for reference in references:
+            lines = self._lines.get(_name_of(reference), ())
+            self._described_chars += sum(map(len, lines))
+            if self._described_chars > MAX_DESCRIBED_CHARS:
+                raise InvalidRequest("The tool references grow far beyond any prompt when they are spelled out.", param)
+            shown += lines
+        return "".join([*shown, "</tools>"])
 
 
 def _join_texts(pieces: Iterable[Segment]) -> list[Segment]:
@@ -338,6 +343,12 @@ def _is_references(content: Json) -> bool:
     """Whether a tool search wrote it: its first item decides."""
     first = content[0] if content and isinstance(content, list) else None
     return isinstance(first, dict) and first.get("type") == "tool_reference"
+
+
+def _is_outputs(content: Json) -> bool:
+    """Whether it is several results, {"id", "output"} each: its first item decides."""
+    first = content[0] if content and isinstance(content, list) else None
+    return isinstance(first, dict) and "output" in first
 
 
 def _name_of(item: Json) -> Hashable:

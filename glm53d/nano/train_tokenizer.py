@@ -35,8 +35,8 @@ PLAIN = (
 SOURCES = (
     "argparse ast bisect calendar cmd collections/__init__ configparser contextlib csv dataclasses datetime difflib "
     "email/message enum fractions functools gettext heapq http/client inspect json/decoder json/encoder "
-    "logging/__init__ optparse pathlib pdb random shutil socket statistics string subprocess tempfile textwrap threading typing "
-    "unittest/case urllib/parse uuid zipfile"
+    "logging/__init__ optparse pathlib pdb random shutil socket statistics string subprocess tempfile textwrap "
+    "threading typing unittest/case urllib/parse uuid zipfile"
 )
 
 SENTENCES = """\

@@ -31,6 +31,12 @@ class TextPool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that wait or run."""
+        with self._lock:
+            return len(self._waiting) + self._num_running
+
     async def run(self, fn: Callable[..., T], *args: object) -> T:
         """fn(*args), run in a thread; what it raises is raised here.
 

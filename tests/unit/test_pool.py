@@ -83,10 +83,12 @@ async def test_a_job_cancelled_before_its_turn_never_runs_and_frees_its_place(po
     waiting[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
+    assert pool.num_jobs == 2
     third = asyncio.create_task(pool.run(ran.append, 2))
     busy.open()
     await asyncio.gather(waiting[1], third)
     assert ran == [1, 2]
+    assert pool.num_jobs == 0
 
 
 async def test_a_job_cancelled_while_it_runs_ends_unheard(pool):

@@ -147,6 +147,21 @@ def test_what_cannot_be_rendered_is_refused_with_the_path_of_the_field(messages,
     assert error.value.param == param
 
 
+def test_small_references_to_a_large_tool_cannot_fill_the_memory():
+    tools = [{"name": "f", "description": "x" * 1_000_000}]
+    reference = {"type": "tool_reference", "name": "f"}
+    assert len(TEMPLATE.render_text(Conversation([{"role": "tool", "content": [reference] * 20}], tools))) > 20_000_000
+    attacks = (
+        [{"role": "tool", "content": [reference] * 100_000}],
+        [{"role": "tool", "content": [reference]}] * 100_000,
+        [{"role": "tool", "content": [{"output": [reference]}] * 100_000}],
+    )
+    for messages in attacks:
+        with pytest.raises(InvalidRequest) as error:
+            TEMPLATE.render(Conversation(messages, tools))
+        assert error.value.param.startswith("messages[")
+
+
 def test_a_tokenizer_without_a_control_token_is_refused_by_name():
     ids = {spelling: id_ for spelling, id_ in IDS.items() if spelling not in ("<|image|>", "</think>")}
     with pytest.raises(CheckpointError, match="</think>"):
