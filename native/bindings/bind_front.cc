@@ -1,3 +1,113 @@
-#include "bindings.h"
+// For glm53d/front: the output pump.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
-void bind_front(nanobind::module_&) {}
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "bindings.h"
+#include "glm53d/pump.h"
+#include "status_error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace glm53d;
+
+namespace {
+
+std::string string_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+nb::bytes bytes_of(std::string_view view) { return nb::bytes(view.data(), view.size()); }
+
+uint64_t checked(const Pump& pump, uint64_t handle) {
+  if (handle == 0 || (handle & 0xffffffff) >= pump.max_slots()) throw nb::value_error("not a handle of this table");
+  return handle;
+}
+
+void open_stream(Pump& pump, uint64_t handle, const std::optional<nb::bytes>& content_prefix,
+                 const nb::bytes& content_suffix, const std::optional<nb::bytes>& reasoning_prefix,
+                 const nb::bytes& reasoning_suffix, bool starts_in_reasoning, bool with_ids, bool skip_special) {
+  OutSpec spec{{}, {}, starts_in_reasoning, with_ids, skip_special};
+  if (content_prefix) spec.content = Frame{string_of(*content_prefix), string_of(content_suffix)};
+  if (reasoning_prefix) spec.reasoning = Frame{string_of(*reasoning_prefix), string_of(reasoning_suffix)};
+  if (spec.reasoning && !spec.content) throw nb::value_error("frames for reasoning need frames for content");
+  pump.open(checked(pump, handle), std::move(spec));
+}
+
+// The frames of all pieces as one bytes object.
+nb::bytes joined_frames(std::span<const OutPiece> pieces) {
+  if (pieces.size() == 1) return bytes_of(pieces[0].delivery->slice(pieces[0].event->frames));
+  std::string frames;
+  for (const OutPiece& piece : pieces) frames += piece.delivery->slice(piece.event->frames);
+  return bytes_of(frames);
+}
+
+nb::list take(Pump& pump) {
+  nb::list out;
+  pump.take(
+      [&](std::span<const OutPiece> pieces) {
+        const auto [delivery, event] = pieces.back();
+        const nb::object finish =
+            event->finish.size > 0 ? nb::object(bytes_of(delivery->slice(event->finish))) : nb::object(nb::none());
+        out.append(nb::make_tuple(event->handle, joined_frames(pieces), finish, bytes_of(delivery->slice(event->text)),
+                                  bytes_of(delivery->slice(event->reasoning)), bytes_of(delivery->slice(event->ids)),
+                                  event->reasoning_tokens, event->first_token_ns));
+      },
+      [&](uint16_t type, std::string_view payload) {
+        const nb::bytes empty("", 0);
+        out.append(nb::make_tuple(0, empty, bytes_of(payload), empty, empty, empty, type, 0));
+      });
+  return out;
+}
+
+std::map<std::string, uint64_t> stats(const Pump& pump) {
+  const PumpStats s = pump.stats();
+  return {{"records", s.records},         {"tokens", s.tokens},       {"frames", s.frames},          {"stale", s.stale},
+          {"order_errors", s.order_errors}, {"malformed", s.malformed}, {"unknown_ids", s.unknown_ids}};
+}
+
+}  // namespace
+
+void bind_front(nb::module_& m) {
+  nb::class_<Pump>(m, "Pump",
+                   "The thread that turns output records into frames. [R13] [R41] All methods are the event loop's.\n\n"
+                   "A handle's low 32 bits are its slot. Constructing takes the reading end of the output ring.")
+      .def(
+          "__init__",
+          [](Pump* self, const Segment& segment, uint64_t world_id, const ByteVocab& vocab, size_t max_slots,
+             int32_t end_reasoning_id) {
+            auto* pump = new (self) Pump(vocab, max_slots, end_reasoning_id);
+            const Status status = pump->open_ring(segment, world_id);
+            if (status == Status::kOk) return;
+            pump->~Pump();
+            check(status);
+          },
+          "segment"_a, "world_id"_a, "vocab"_a, "max_slots"_a, "end_reasoning_id"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>())
+      .def("start", &Pump::start, "Once.")
+      .def("stop", &Pump::stop, nb::call_guard<nb::gil_scoped_release>(),
+           "End the thread, within a tenth of a second. What it has made can still be taken.")
+      .def("open", &open_stream, "handle"_a, "content_prefix"_a.none(), "content_suffix"_a, "reasoning_prefix"_a.none(),
+           "reasoning_suffix"_a, "starts_in_reasoning"_a, "with_ids"_a, "skip_special"_a,
+           "How the request's tokens leave, see front/job.py's OutSpec. Before the request is sent.")
+      .def(
+          "close", [](Pump& pump, uint64_t handle) { pump.close(checked(pump, handle)); }, "handle"_a,
+          "Forget the request: what still comes for it is stale.")
+      .def(
+          "set_slow", [](Pump& pump, uint64_t handle, bool slow) { pump.set_slow(checked(pump, handle), slow); },
+          "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase, at False or at the end.")
+      .def("take", &take,
+           nb::sig("def take(self) -> list[tuple[int, bytes, bytes | None, bytes, bytes, bytes, int, int]]"),
+           "All since the last take(), when fileno() is readable: for each stream one tuple\n"
+           "(handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
+           "finish: the last OutputRecord, whole, after which the handle is forgotten; else None. text, reasoning and ids\n"
+           "(int32) come with the finish of a request without frames. A record that is no output comes as\n"
+           "(0, b'', payload, b'', b'', b'', its type, 0).")
+      .def("fileno", &Pump::fileno, "An eventfd, readable when there is something to take, and when writer_gone turns.")
+      .def("stats", &stats, "Counts since the start: records, tokens, frames, stale, order_errors, malformed, unknown_ids.")
+      .def_prop_ro("writer_gone", &Pump::writer_gone, "No more output will come; what came can still be taken.")
+      .def_prop_ro("corrupt", &Pump::corrupt, "writer_gone, because what lies in the ring cannot be read.");
+}
