@@ -6,8 +6,9 @@
 base entries, so its tokens are short; give a large tokenizer.json for numbers that can be compared with published ones.
 """
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -33,15 +34,14 @@ def measure(path: Path, threads: int, rounds: int) -> list[Row]:
         texts = [corpus.take(round(size * chars_per_token)) for _ in range(8)]
         if encoder.encode_text(texts[0]).tolist() != reference.encode(texts[0], add_special_tokens=False).ids:
             raise SystemExit(f"{encoder.backend} and tokenizers disagree on a text of {size} tokens")
-        ours, theirs = _in_turn(texts), _in_turn(texts)
         rows.append(
             timed_row(
                 f"encode {size:,} tokens ({encoder.backend})",
-                lambda ours=ours: encoder.encode_text(next(ours)),
+                in_turn(encoder.encode_text, texts),
                 rounds=rounds,
                 against=(
                     "tokenizers encode_batch_fast",
-                    lambda theirs=theirs: reference.encode_batch_fast([next(theirs)], add_special_tokens=False)[0].ids,
+                    in_turn(lambda text: reference.encode_batch_fast([text], add_special_tokens=False)[0].ids, texts),
                 ),
                 clock=time.perf_counter_ns,
             )
@@ -49,9 +49,10 @@ def measure(path: Path, threads: int, rounds: int) -> list[Row]:
     return rows
 
 
-def _in_turn(texts: list[str]) -> Iterator[str]:
-    while True:
-        yield from texts
+def in_turn(call: Callable[[str], object], texts: list[str]) -> Callable[[], object]:
+    """A call without arguments that gives `call` the next text each time."""
+    endless = itertools.cycle(texts)
+    return lambda: call(next(endless))
 
 
 def main() -> None:

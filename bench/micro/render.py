@@ -8,6 +8,7 @@ only ours is measured. Both texts are compared before the clock starts.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.corpus import NANO_TOKENIZER, Corpus
@@ -66,10 +67,8 @@ def measure(path: Path | None, rounds: int) -> list[Row]:
         if theirs is not None:
             if ours.render_text(conv) != theirs(conv):
                 raise SystemExit(f"the renderers disagree on {name}")
-            against = ("jinja2", lambda conv=conv: theirs(conv))
-        rows.append(
-            timed_row(f"render {name}", lambda conv=conv: ours.render(conv), rounds=rounds, against=against, aim=aim)
-        )
+            against = ("jinja2", partial(theirs, conv))
+        rows.append(timed_row(f"render {name}", partial(ours.render, conv), rounds=rounds, against=against, aim=aim))
     return rows
 
 

@@ -8,6 +8,7 @@ share some of it would have split it.
 """
 
 import hashlib
+from functools import partial
 
 import numpy as np
 
@@ -29,9 +30,9 @@ def measure(sizes: list[int], rounds: int) -> list[Row]:
         rows.append(
             timed_row(
                 f"hash pages of {size:,} tokens",
-                lambda ids=ids: page_hashes(ids, PAGE, KEY, SEED),
+                partial(page_hashes, ids, PAGE, KEY, SEED),
                 rounds=rounds,
-                against=("hashlib.blake2b chain", lambda ids=ids: chain(ids)),
+                against=("hashlib.blake2b chain", partial(chain, ids)),
                 aim=aims.get("hash"),
             )
         )
@@ -42,9 +43,9 @@ def measure(sizes: list[int], rounds: int) -> list[Row]:
             rows.append(
                 timed_row(
                     f"match {size:,} cached tokens, {tree.num_nodes} nodes",
-                    lambda tree=tree, hashes=hashes: tree.match(hashes, 2),
+                    partial(tree.match, hashes, 2),
                     rounds=rounds,
-                    against=("dict, page by page", lambda cached=cached, keys=keys: lookup(cached, keys)),
+                    against=("dict, page by page", partial(lookup, cached, keys)),
                     aim=aims.get("match"),
                 )
             )
