@@ -77,7 +77,7 @@ class Kv(Section, frozen=True):
 
     page_size: Annotated[int, doc("Tokens per page: the unit of sharing and of eviction.", ge=1, le=1024)] = 64
     num_pages: Annotated[int, doc("Pages per attention-DP rank; 0 takes what memory_bytes holds.", ge=0)] = 0
-    memory_bytes: Annotated[int, doc("Memory for KV per rank; 0 takes a quarter of the free memory, or of the GPU what the weights leave.", ge=0)] = 0  # fmt: skip
+    memory_bytes: Annotated[int, doc("Memory for KV per rank; 0 takes a quarter of the free memory, or of the GPU what the weights leave, for eight full contexts at most.", ge=0)] = 0  # fmt: skip
     dtype: Annotated[Literal["auto", "fp8"], doc("auto: rows in the model's dtype. fp8: 656-byte rows (plan only, see docs/model.md).")] = "auto"  # fmt: skip
 
 
@@ -211,6 +211,9 @@ def reference_toml() -> str:
             lines.append(f"{key} = {_toml(getattr(kind(), key))}")
     return "\n".join(lines) + "\n"
 
+
+AUTO_CONTEXTS = 8
+"""A KV pool that sizes itself holds no more full contexts than this: a small model need not take the machine."""
 
 FOREIGN = {
     "block_size": "kv.page_size",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from glm53d.config import Config
+from glm53d.config import AUTO_CONTEXTS, Config
 from glm53d.errors import ConfigError
 from glm53d.model.config import GLM_5_3, ModelConfig
 
@@ -74,18 +74,23 @@ def layout(config: Config) -> list[Place]:
 def memory_plan(model: ModelConfig, config: Config, memory_bytes: int, *, mtp: bool) -> MemoryPlan:
     """The plan for memory_bytes a rank: a GPU's whole memory, or of the host's what KV may take.
 
-    mtp: the checkpoint's MTP layers are loaded too. Raises ConfigError when the layout does not divide the model, or when
-    the weights leave no room.
+    mtp: the checkpoint's MTP layers are loaded too. Raises ConfigError when the layout does not divide the model, or
+    when the weights leave no room.
     """
     weights, per_token = weight_bytes(model, config, mtp=mtp), kv_bytes_per_token(model, config, mtp=mtp)
+    longest = config.model.max_context_len or model.max_position_embeddings
+    if longest > model.max_position_embeddings:
+        raise ConfigError(f"model.max_context_len {longest} is above the model's own {model.max_position_embeddings}")
     room, on_gpu = memory_bytes, config.engine.device == "cuda"
     if on_gpu:
         room = int(memory_bytes * (1 - KEPT_SHARE)) - KEPT_BYTES - weights
     kv = config.kv
-    num_pages = kv.num_pages or (kv.memory_bytes or room) // (per_token * kv.page_size)
-    if num_pages < 1 or (on_gpu and num_pages * per_token * kv.page_size > room):
-        raise ConfigError(f"no room for KV: weights take {_gb(weights)} of a rank's {_gb(memory_bytes)}")
-    longest = config.model.max_context_len or model.max_position_embeddings
+    page_bytes = per_token * kv.page_size
+    num_pages = kv.num_pages or kv.memory_bytes // page_bytes
+    if not num_pages:
+        num_pages = min(room // page_bytes, AUTO_CONTEXTS * -(-longest // kv.page_size))
+    if num_pages < 1 or (on_gpu and num_pages * page_bytes > room):
+        raise ConfigError(f"no room for KV: weights take {_size(weights)} of a rank's {_size(memory_bytes)}")
     longest = min(longest, num_pages * kv.page_size)
     return MemoryPlan(weights, per_token, num_pages, kv.page_size, config.parallel.attn_dp_size, longest)
 
@@ -125,12 +130,12 @@ def check_report(config: Config) -> str:
         plans = {"simulated": MemoryPlan(0, 0, sim.num_pages, config.kv.page_size, parallel.attn_dp_size, longest)}
     else:
         model, found = _find_model(config)
-        memory_bytes, found_memory = _memory(config)
+        memory_bytes, held = _memory(config)
         facts["model"] += f" ({found})"
-        facts["memory"] = f"{_gb(memory_bytes)} a rank: {found_memory}"
-        plans = {"without MTP": memory_plan(model, config, memory_bytes, mtp=False)}
+        facts["memory"] = f"{_size(memory_bytes)} a rank: {held}"
+        plans = {"model": memory_plan(model, config, memory_bytes, mtp=False)}
         if model.num_nextn_predict_layers:
-            plans["with MTP"] = memory_plan(model, config, memory_bytes, mtp=True)
+            plans["model + MTP"] = memory_plan(model, config, memory_bytes, mtp=True)
     lines = [f"{name:<8}{fact}" for name, fact in facts.items()]
     return "\n".join([*lines, "", *_table(plans)])
 
@@ -139,8 +144,7 @@ def _find_model(config: Config) -> tuple[ModelConfig, str]:
     """The dimensions to plan with, and where they are from."""
     path = Path(config.model.path)
     if config.model.path == "nano":
-        with resources.as_file(resources.files("glm53d.nano")) as folder:
-            return ModelConfig.load(folder), "built in"
+        return ModelConfig.load(Path(str(resources.files("glm53d.nano")))), "built in"
     if not (path / "config.json").exists() and re.search(r"glm-?5\.3", path.name, re.IGNORECASE):
         return GLM_5_3, "no config.json there: planned as GLM-5.3's official FP8 checkpoint"
     return ModelConfig.load(path), "its config.json"
@@ -152,29 +156,30 @@ def _memory(config: Config) -> tuple[int, str]:
         return H200_BYTES, "assumed, an H200"
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = int(re.findall(r"MemAvailable: +(\d+) kB", meminfo)[0]) << 10
-    return available // 4, f"a quarter of the {_gb(available)} free now"
+    return available // 4, f"a quarter of the {_size(available)} free now"
 
 
 def _table(plans: dict[str, MemoryPlan]) -> list[str]:
     columns = [_column(plan) for plan in plans.values()]
-    lines = [" " * 26 + "".join(f"{name:>28}" for name in plans)]
-    return lines + [f"{name:<26}" + "".join(f"{column[name]:>28}" for column in columns) for name in columns[0]]
+    lines = [" " * 26 + "".join(f"{name:>16}" for name in plans)]
+    return lines + [f"{name:<26}" + "".join(f"{column[name]:>16}" for column in columns) for name in columns[0]]
 
 
 def _column(plan: MemoryPlan) -> dict[str, str]:
     column = {
-        "weights a rank": f"{_gb(plan.weight_bytes)} ({plan.weight_bytes / (1 << 30):.2f} GiB)",
+        "weights a rank": _size(plan.weight_bytes),
         "KV bytes a token": f"{plan.kv_bytes_per_token:,}",
         f"pages of {plan.page_size} a pool": f"{plan.num_pages:,}",
         "tokens a pool": f"{plan.pool_tokens:,}",
         "tokens in all pools": f"{plan.pool_tokens * plan.num_pools:,}",
         "largest context": f"{plan.max_context_len:,}",
+        "requests of it at once": f"{plan.num_requests(plan.max_context_len):,}",
     }
     return column | {f"requests of {name} at once": f"{plan.num_requests(size):,}" for name, size in CONTEXTS.items()}
 
 
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 class _Shard:

@@ -67,6 +67,7 @@ def test_a_request_takes_whole_pages():
     [
         (ALONE, "weights take 745.6 GB of a rank's 150.8 GB"),
         (["kv.num_pages=100000"], "no room for KV"),
+        (["model.max_context_len=1048577"], "above the model's own 1048576"),
         (["kv.memory_bytes=99_000_000_000"], "no room for KV"),
     ],
 )
