@@ -23,7 +23,18 @@ from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
 from glm53d.ipc.channels import MainEnds
-from glm53d.ipc.records import ABORT, CONTROL, GENERATE, IGNORE_EOS, OUTPUT, PROBE, ControlOp, FinishReason, RecordType
+from glm53d.ipc.records import (
+    ABORT,
+    CONTROL,
+    GENERATE,
+    IGNORE_EOS,
+    OUTPUT,
+    PROBE,
+    ControlOp,
+    FinishReason,
+    RecordType,
+    align8,
+)
 from glm53d.obs.log import get_logger
 from glm53d.text.encode import Encoder
 from glm53d.text.pool import TextPool
@@ -294,7 +305,8 @@ class Engine:
     ) -> None:
         head = np.frombuffer(record, OUTPUT, 1)[0]
         if head["finish_reason"] == FinishReason.ERROR:
-            message = record[OUTPUT.itemsize :][: int(head["error_bytes"])].decode(errors="replace")
+            start = OUTPUT.itemsize + align8(4 * int(head["num_ids"]))
+            message = record[start : start + int(head["error_bytes"])].decode(errors="replace")
             self._end(entry, error=EngineError(message or "The scheduler failed."))
             return
         marks = entry.marks | {

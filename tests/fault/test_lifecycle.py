@@ -1,0 +1,177 @@
+"""Start, signals, death: what is left afterwards. [R3] [R4] [R5], field group B."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.helpers.daemon import Daemon, events, running
+
+CHAT = {"model": "glm-5.3", "messages": [{"role": "user", "content": "hi"}]}
+ENDLESS = CHAT | {"stream": True, "ignore_eos": True, "max_tokens": 100_000}
+SLOW = ("sim.base_ms=5",)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def shm_names() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def assert_gone(daemon: Daemon) -> None:
+    """No process, port free."""
+    end = time.monotonic() + 10
+    while daemon.pids() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert daemon.pids() == []
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", daemon.port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes_with_exit_code_0_and_leaves_nothing(number, log):
+    """[F-B6]"""
+    before = shm_names()
+    daemon = Daemon(config="sim.toml", log=log)
+    assert len(daemon.pids()) >= 2
+    assert daemon.stop(number) == 0
+    assert_gone(daemon)
+    assert shm_names() <= before
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_signal_to_the_whole_process_group_is_as_good(log):
+    daemon = Daemon(config="sim.toml", log=log)
+    os.killpg(daemon.process.pid, signal.SIGTERM)
+    assert daemon.process.wait(60) == 0
+    assert_gone(daemon)
+
+
+def test_a_signal_while_the_ranks_are_starting_ends_the_daemon_too(log):
+    daemon = Daemon(config="sim.toml", log=log, wait=False)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", daemon.port)) == 0:
+                break
+        time.sleep(0.01)
+    assert daemon.stop() == 0
+    assert_gone(daemon)
+
+
+def test_ranks_die_with_a_main_process_that_is_killed(log):
+    """[F-B7]"""
+    before = shm_names()
+    daemon = Daemon("parallel.tp_size=2", "parallel.attn_dp_size=2", config="sim.toml", log=log)
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    daemon.process.wait(10)
+    assert_gone(daemon)
+    assert shm_names() <= before
+
+
+async def test_a_running_stream_is_finished_before_a_drained_daemon_ends(log):
+    with running(*SLOW, config="sim.toml", log=log) as daemon:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(daemon.url + "/v1/chat/completions", json=ENDLESS | {"max_tokens": 150}) as answer,
+        ):
+            await answer.content.readline()
+            daemon.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            async with http.get(daemon.url + "/health") as health:
+                assert health.status == 503
+            async with http.post(daemon.url + "/v1/chat/completions", json=CHAT) as refused:
+                assert refused.status == 503 and "Retry-After" in refused.headers
+            got = await events(answer)
+            assert got[-1] == "[DONE]" and got[-2]["choices"][0]["finish_reason"] == "length"
+        assert daemon.process.wait(30) == 0
+
+
+async def test_a_stream_that_does_not_finish_in_time_gets_an_error_event_and_an_end(log):
+    """[F-A6]"""
+    with running(*SLOW, "server.drain_timeout_s=0.3", config="sim.toml", log=log) as daemon:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as answer,
+        ):
+            await answer.content.readline()
+            daemon.process.send_signal(signal.SIGTERM)
+            got = await events(answer)
+            assert got[-1] == "[DONE]" and "error" in got[-2]
+        assert daemon.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(rank, log):
+    """[F-B2] [F-B3] [F-G3]"""
+    with running("parallel.tp_size=2", "parallel.attn_dp_size=2", *SLOW, config="sim.toml", log=log) as daemon:
+        async with aiohttp.ClientSession() as http:
+            async with http.get(daemon.url + "/server_info") as answer:
+                pid = (await answer.json())["ranks"][rank]["pid"]
+            async with http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as stream:
+                await stream.content.readline()
+                plain = asyncio.create_task(
+                    http.post(daemon.url + "/v1/chat/completions", json=ENDLESS | {"stream": False}).__aenter__()
+                )
+                await asyncio.sleep(0.2)
+                os.kill(pid, signal.SIGKILL)
+                got = await asyncio.wait_for(events(stream), 10)
+                assert got[-1] == "[DONE]" and f"rank {rank}" in got[-2]["error"]["message"]
+                answer = await asyncio.wait_for(plain, 10)
+                assert answer.status == 500 and f"rank {rank}" in (await answer.json())["error"]["message"]
+        assert daemon.process.wait(30) == 1
+        assert_gone(daemon)
+    assert "SIGKILL" in log.read_text()
+
+
+async def test_the_port_answers_before_the_ranks_have_loaded(log):
+    """[F-B4] live 200, ready 503 with a phase, work refused with Retry-After."""
+    daemon = Daemon(log=log, wait=False)
+    try:
+        async with aiohttp.ClientSession() as http:
+            end = time.monotonic() + 30
+            while True:
+                try:
+                    async with http.get(daemon.url + "/ready") as ready:
+                        body = await ready.json()
+                    break
+                except aiohttp.ClientConnectorError:
+                    assert time.monotonic() < end
+                    await asyncio.sleep(0.01)
+            assert ready.status == 503 and "phase" in str(body)
+            async with http.get(daemon.url + "/live") as live:
+                assert live.status == 200
+            async with http.get(daemon.url + "/health") as health:
+                assert health.status == 503
+            async with http.post(daemon.url + "/v1/chat/completions", json=CHAT) as refused:
+                assert refused.status == 503 and "Retry-After" in refused.headers
+    finally:
+        daemon.kill_all()
+
+
+def test_a_port_that_is_taken_refuses_the_start_with_one_line(log):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        daemon = Daemon(f"server.port={taken.getsockname()[1]}", config="sim.toml", log=log, wait=False)
+        assert daemon.process.wait(60) == 2
+    assert "server.port" in log.read_text() and "Traceback" not in log.read_text()
+    assert_gone(daemon)
+
+
+def test_main_loads_no_torch_before_it_spawns():
+    """LAYOUT: the one place is the supervisor's thread."""
+    import subprocess
+    import sys
+
+    code = "import sys, glm53d.world.supervisor, glm53d.server.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
