@@ -15,7 +15,7 @@ stays text. "Official" marks what looks strange here and is so there.
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import CheckpointError, InvalidRequest
@@ -339,13 +339,13 @@ def _strip(segments: list[Segment]) -> list[Segment]:
     return segments
 
 
-def _is_references(content: Json) -> bool:
+def _is_references(content: Json) -> TypeGuard[list[Json]]:
     """Whether a tool search wrote it: its first item decides."""
     first = content[0] if content and isinstance(content, list) else None
     return isinstance(first, dict) and first.get("type") == "tool_reference"
 
 
-def _is_outputs(content: Json) -> bool:
+def _is_outputs(content: Json) -> TypeGuard[list[Json]]:
     """Whether it is several results, {"id", "output"} each: its first item decides."""
     first = content[0] if content and isinstance(content, list) else None
     return isinstance(first, dict) and "output" in first
