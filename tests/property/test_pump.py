@@ -1,0 +1,322 @@
+"""What leaves the output pump is the plain decode of what the leader wrote, however it was cut. [R38] [R39] [R41]"""
+
+import json
+import select
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glm53d import _native
+from glm53d.errors import AbiMismatch, IpcError
+from glm53d.ipc.records import OUTPUT, FinishReason, RecordType, align8
+from glm53d.ipc.segment import Segment
+from glm53d.text.decode import decode_plain
+
+WORLD, SLOTS = 7, 16
+# Characters cut at every place, what JSON escapes, a special token, one without bytes, and the end of reasoning.
+TOKENS = [
+    *(b"a", b" the", b"\xff", b'"', b"\\", b"\n\t\x01\x7f", b"<|user|>", b""),
+    *("你".encode()[:1], "你".encode()[1:], "😀".encode()[:2], "😀".encode()[2:], "é好".encode(), b"</think>"),
+]
+SPECIAL = [token == b"<|user|>" for token in TOKENS]
+THINK_END = len(TOKENS) - 1
+CONTENT, REASONING = (b'data: {"content":"', b'"}\n\n'), (b'data: {"reasoning":"', b'"}\n\n')
+
+
+@dataclass
+class Seen:
+    """All that the pump handed over for one request."""
+
+    frames: bytes = b""
+    finish: bytes | None = None
+    text: bytes = b""
+    reasoning: bytes = b""
+    ids: bytes = b""
+    reasoning_tokens: int = 0
+    first_token_ns: int = 0
+
+    def events(self) -> list[dict]:
+        parts = self.frames.split(b"\n\n")
+        assert parts.pop() == b""
+        return [json.loads(part.removeprefix(b"data: ")) for part in parts]
+
+    def joined(self, key: str) -> str:
+        return "".join(event.get(key, "") for event in self.events())
+
+
+@dataclass
+class Rig:
+    """A pump and the ring's writing end, as main and the leader have them."""
+
+    capacity: int = 1 << 16
+    others: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def __enter__(self) -> "Rig":
+        self.segment = Segment.create("test", _native.ring_segment_bytes(self.capacity))
+        _native.ring_init(self.segment, WORLD, 1)
+        vocab = _native.ByteVocab(TOKENS, SPECIAL)
+        self.pump = _native.Pump(self.segment, WORLD, vocab, SLOTS, THINK_END)
+        self.writer = _native.RingWriter(self.segment, WORLD)
+        self.seen: dict[int, Seen] = {}
+        self.offsets: dict[int, int] = {}
+        self.pump.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()  # the thread ends at once, not at its next look at stop()
+        self.pump.stop()
+
+    def open(self, handle, content=CONTENT, reasoning=REASONING, starts=True, with_ids=False, skip=True):
+        frames = [part for frame in (content, reasoning) for part in frame or (None, b"")]
+        if with_ids:  # the suffix then starts behind a value
+            frames[1] = frames[3] = b"}\n\n"
+        self.pump.open(handle, *frames, starts, with_ids, skip)
+        self.seen[handle], self.offsets[handle] = Seen(), 0
+
+    def output(self, handle, ids, held=0, finish=FinishReason.NONE, offset=None, error=b""):
+        head = np.zeros(1, OUTPUT)
+        row = head[0]
+        row["handle"], row["num_ids"], row["held_bytes"], row["finish_reason"] = handle, len(ids), held, finish
+        row["token_offset"] = self.offsets[handle] if offset is None else offset
+        row["error_bytes"] = len(error)
+        self.offsets[handle] = self.offsets.get(handle, 0) + len(ids)
+        tail = np.array(ids, np.int32).tobytes()
+        record = head.tobytes() + tail + bytes(align8(len(tail)) - len(tail)) + error
+        assert self.writer.try_write(RecordType.OUTPUT, [record])
+        return record
+
+    def take(self) -> None:
+        for handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
+            if handle == 0:
+                self.others.append((reasoning_tokens, finish))
+                continue
+            seen = self.seen[handle]
+            assert seen.finish is None, "nothing comes behind a finish"
+            assert frames or finish is not None, "no empty events"
+            seen.frames += frames
+            seen.finish, seen.text, seen.reasoning, seen.ids = finish, text, reasoning, ids
+            seen.reasoning_tokens, seen.first_token_ns = reasoning_tokens, first_token_ns
+
+    def wait(self, done) -> None:
+        """Take, whenever the pump says so, until done() holds; a lost wake fails here."""
+        self.take()
+        while not done():
+            assert select.select([self.pump.fileno()], [], [], 20)[0], "the pump has made nothing"
+            self.take()
+
+    def wait_finished(self, *handles: int) -> None:
+        self.wait(lambda: all(self.seen[handle].finish is not None for handle in handles))
+
+
+def handle_of(slot: int, generation: int = 1) -> int:
+    return generation << 32 | slot
+
+
+def phases(ids: list[int], starts: bool) -> tuple[list[int], list[int]]:
+    """Reasoning's ids and content's; the border is in neither."""
+    if not starts:
+        return [], ids
+    border = ids.index(THINK_END) if THINK_END in ids else len(ids)
+    return ids[:border], ids[border + 1 :]
+
+
+def text_of(ids: list[int], skip: bool) -> str:
+    return decode_plain(TOKENS, SPECIAL, ids, skip_special=skip)
+
+
+records = st.lists(st.tuples(st.lists(st.integers(0, THINK_END + 1), max_size=5), st.integers(0, 12)), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(records, st.booleans(), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=3
+    ),
+    slow=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=6),
+    data=st.data(),
+)
+def test_frames_and_collected_texts_equal_the_plain_decode(requests, slow, data):
+    """A request: its records as (ids, held_bytes), whether framed, starting in reasoning, with ids, skipping specials.
+
+    The records of all requests are interleaved, and streams turn slow and back between any two.
+    """
+    with Rig() as rig:
+        for slot, (_, framed, starts, with_ids, skip) in enumerate(requests):
+            rig.open(
+                handle_of(slot), CONTENT if framed else None, REASONING if framed else None, starts, with_ids, skip
+            )
+        order = data.draw(st.permutations([slot for slot, r in enumerate(requests) for _ in r[0]]), "order")
+        cursors = [iter(r[0]) for r in requests]
+        turns = dict(zip(data.draw(st.permutations(range(len(order) + 1)), "slow at"), slow, strict=False))
+        for i, slot in enumerate(order):
+            if i in turns and turns[i][0] < len(requests):
+                rig.pump.set_slow(handle_of(turns[i][0]), turns[i][1])
+            rig.output(handle_of(slot), *next(cursors[slot]))
+            if i % 3 == 0:
+                rig.take()
+        last = [rig.output(handle_of(slot), [], 0, FinishReason.LENGTH) for slot in range(len(requests))]
+        rig.wait_finished(*map(handle_of, range(len(requests))))
+
+        for slot, (cut, framed, starts, with_ids, skip) in enumerate(requests):
+            seen, ids = rig.seen[handle_of(slot)], [i for piece, _ in cut for i in piece]
+            reasoning_ids, content_ids = phases(ids, starts)
+            expected = text_of(reasoning_ids, skip), text_of(content_ids, skip)
+            if framed:
+                assert (seen.joined("reasoning"), seen.joined("content")) == expected
+                assert not (seen.text or seen.reasoning or seen.ids)
+                sent = [i for event in seen.events() for i in event.get("output_ids", [])]
+                assert sent == (ids if with_ids else [])
+            else:
+                assert (seen.reasoning.decode(), seen.text.decode()) == expected
+                assert np.frombuffer(seen.ids, np.int32).tolist() == ids
+                assert seen.frames == b""
+            assert seen.finish == last[slot]
+            assert seen.reasoning_tokens == len(reasoning_ids)
+            assert (seen.first_token_ns > 0) == bool(ids)
+        assert rig.pump.stats()["unknown_ids"] == sum(
+            i > THINK_END for r in requests for piece, _ in r[0] for i in piece
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, THINK_END), max_size=12), st.integers(0, 20), st.booleans())
+def test_what_is_held_at_the_finish_never_shows(ids, held, starts):
+    """[R38]"""
+    with Rig() as rig:
+        rig.open(handle_of(0), starts=starts)
+        rig.output(handle_of(0), ids, held, FinishReason.STOP)
+        rig.wait_finished(handle_of(0))
+        seen = rig.seen[handle_of(0)]
+        reasoning, content = (b"".join(TOKENS[i] for i in part if not SPECIAL[i]) for part in phases(ids, starts))
+        kept = len(reasoning) + len(content) - held
+        assert seen.joined("reasoning") == reasoning[: max(kept, 0)].decode(errors="replace")
+        assert seen.joined("content") == content[: max(kept - len(reasoning), 0)].decode(errors="replace")
+
+
+def test_text_held_back_shows_once_a_later_record_lets_it():
+    with Rig() as rig:
+        rig.open(handle_of(0), starts=False, with_ids=True)
+        rig.output(handle_of(0), [0, 1], held=2)
+        rig.wait(lambda: rig.seen[handle_of(0)].frames)
+        assert rig.seen[handle_of(0)].events() == [
+            {"content": "a t", "output_ids": [0, 1]}
+        ]  # ids are handed over at once
+        rig.output(handle_of(0), [])
+        rig.wait(lambda: len(rig.seen[handle_of(0)].events()) == 2)
+        assert rig.seen[handle_of(0)].events()[1] == {"content": "he", "output_ids": []}
+
+
+def test_each_record_is_one_frame_and_a_slow_streams_are_merged():
+    with Rig() as rig:
+        for slot in (0, 1):
+            rig.open(handle_of(slot))
+        rig.pump.set_slow(handle_of(1), True)
+        for ids in ([0], [0, 0], [0, THINK_END, 1], [1]):
+            rig.output(handle_of(0), ids)
+            rig.output(handle_of(1), ids)
+        rig.wait(lambda: rig.seen[handle_of(0)].joined("content") == " the the")
+        assert [*map(tuple, rig.seen[handle_of(0)].events())] == [("reasoning",)] * 3 + [("content",)] * 2
+        rig.take()
+        assert rig.seen[handle_of(1)].frames == b""
+        rig.pump.set_slow(handle_of(1), False)  # no record comes to remind the pump
+        rig.wait(lambda: rig.seen[handle_of(1)].frames)
+        assert rig.seen[handle_of(1)].events() == [{"reasoning": "aaaa"}, {"content": " the the"}]
+
+
+def test_records_of_handles_that_are_not_open_are_counted_and_dropped():
+    """[R12]"""
+    with Rig() as rig:
+        rig.open(handle_of(0, 2))
+        rig.open(handle_of(1))
+        rig.pump.close(handle_of(1))
+        for stale in (handle_of(0, 1), handle_of(1), handle_of(SLOTS + 5), 0):
+            rig.output(stale, [0], offset=0)
+        rig.output(handle_of(0, 2), [0], 0, FinishReason.STOP)
+        rig.wait_finished(handle_of(0, 2))
+        rig.output(handle_of(0, 2), [0], offset=1)
+        rig.open(handle_of(0, 3))
+        rig.output(handle_of(0, 3), [1], 0, FinishReason.STOP)
+        rig.wait_finished(handle_of(0, 3))
+        assert rig.seen[handle_of(0, 3)].joined("reasoning") == " the"
+        assert rig.pump.stats()["stale"] == 5
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_a_token_offset_that_is_not_the_next_one_ends_the_stream_with_an_error(offset):
+    """[R13]"""
+    with Rig() as rig:
+        rig.open(handle_of(3))
+        rig.output(handle_of(3), [0, 1])
+        rig.output(handle_of(3), [0], offset=offset)
+        rig.wait_finished(handle_of(3))
+        seen = rig.seen[handle_of(3)]
+        head = np.frombuffer(seen.finish, OUTPUT, 1)[0]
+        assert (head["handle"], head["finish_reason"], head["num_ids"]) == (handle_of(3), FinishReason.ERROR, 0)
+        error = seen.finish[OUTPUT.itemsize :].decode()
+        assert error == f"internal_error: token {offset} of this request came where 2 was the next"
+        assert head["error_bytes"] == len(error)
+        assert seen.joined("reasoning") == "a the"
+        assert rig.pump.stats()["order_errors"] == 1
+
+
+def test_a_record_shorter_than_it_says_is_counted_and_dropped():
+    with Rig() as rig:
+        rig.open(handle_of(0))
+        head = np.zeros(1, OUTPUT)
+        head["handle"], head["num_ids"] = handle_of(0), 3
+        rig.writer.try_write(RecordType.OUTPUT, [head.tobytes()])
+        rig.writer.try_write(RecordType.OUTPUT, [b"short"])
+        rig.output(handle_of(0), [0], 0, FinishReason.STOP)
+        rig.wait_finished(handle_of(0))
+        assert rig.pump.stats()["malformed"] == 2
+        assert rig.seen[handle_of(0)].joined("reasoning") == "a"
+
+
+def test_the_finish_carries_the_leaders_error_and_other_records_come_along():
+    with Rig() as rig:
+        rig.open(handle_of(0))
+        record = rig.output(handle_of(0), [0], 0, FinishReason.ERROR, error=b"engine_error: no")
+        rig.writer.try_write(RecordType.CONTROL_RESULT, [b"a result"])
+        rig.wait(lambda: rig.others)
+        assert rig.seen[handle_of(0)].finish == record
+        assert rig.others == [(RecordType.CONTROL_RESULT, b"a result")]
+
+
+def test_a_gone_writer_is_told_after_all_it_wrote_slow_streams_included():
+    with Rig() as rig:
+        rig.open(handle_of(0))
+        rig.pump.set_slow(handle_of(0), True)
+        rig.output(handle_of(0), [0])
+        rig.writer.close()
+        rig.wait(lambda: rig.pump.writer_gone)
+        rig.take()
+        assert rig.seen[handle_of(0)].joined("reasoning") == "a"
+        assert not rig.pump.corrupt
+
+
+def test_wrong_arguments_are_refused():
+    with Rig() as rig:
+        for handle in (0, handle_of(SLOTS)):
+            with pytest.raises(ValueError, match="handle"):
+                rig.open(handle)
+        with pytest.raises(ValueError, match="content"):
+            rig.open(handle_of(0), content=None)
+        vocab = _native.ByteVocab([], [])
+        with pytest.raises(IpcError, match="held already"):
+            _native.Pump(rig.segment, WORLD, vocab, SLOTS, 0)
+        with pytest.raises(AbiMismatch):
+            _native.Pump(rig.segment, WORLD + 1, vocab, SLOTS, 0)
+
+
+def test_a_pump_that_was_never_started_or_taken_from_can_be_dropped():
+    with Rig() as rig:
+        rig.open(handle_of(0))
+        rig.output(handle_of(0), [0])
+        segment = Segment.create("test", 1 << 12)
+        _native.ring_init(segment, WORLD, 1)
+        pump = _native.Pump(segment, WORLD, _native.ByteVocab([b"a"], [False]), SLOTS, 0)
+        pump.open(handle_of(1), None, b"", None, b"", False, False, False)
+        del segment, pump
