@@ -18,6 +18,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Longer than common proxies keep an idle connection: they close first and lose no request to a race.
 _KEEPALIVE_TIMEOUT_S = 75.0
+# Time that handlers have to write their last event once stop() is called.
+_LAST_WORDS_S = 0.5
 
 
 def make_app(engine: "Engine", config: Config) -> web.Application:
@@ -52,7 +54,7 @@ class HttpServer:
         self.port = port
 
     async def stop(self) -> None:
-        """Close the port, then the connections. Whoever drains does so before: what still runs now is cancelled."""
+        """Close the port, then the connections. Whoever drains does so before: what still runs soon is cancelled."""
         await self._runner.cleanup()
 
 
@@ -65,8 +67,9 @@ async def serve(engine: "Engine", config: Config) -> HttpServer:
         make_app(engine, config),
         handler_cancellation=True,
         access_log=None,
+        auto_decompress=False,  # a small body that grows without bound is an attack that nobody needs
         keepalive_timeout=_KEEPALIVE_TIMEOUT_S,
-        shutdown_timeout=1.0,
+        shutdown_timeout=_LAST_WORDS_S,
     )
     await runner.setup()
     try:

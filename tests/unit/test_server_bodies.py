@@ -1,5 +1,6 @@
 """Bad bodies: each kind, on each endpoint that takes it, is a 400 that names the field; the server goes on. [R14]"""
 
+import gzip
 import json
 
 import pytest
@@ -337,6 +338,13 @@ async def test_a_body_that_does_not_come_is_408_and_the_connection_ends():
         assert b"Connection: close" in head
         assert b'"code":"request_timeout"' in await reader.readuntil(b"}}")
         writer.close()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "deflate"])
+async def test_a_compressed_body_is_refused(client, encoding):
+    answer = await client.post("/generate", gzip.compress(b'{"text": "a"}'), {"Content-Encoding": encoding})
+    assert answer.status == 400
+    assert "Content-Encoding" in answer.error["message"]
 
 
 async def test_the_path_and_the_method_are_refused_in_the_same_shape(client):
