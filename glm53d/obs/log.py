@@ -18,7 +18,7 @@ ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u20
 
 
 def setup(level: Level, process: str = "main") -> None:
-    """Log to standard error from now on, as this process ("main", "rank 3"). Once per process, before its first line."""
+    """Log to standard error from now on, as this process ("main", "rank 3"). Once per process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(process))
     root = logging.getLogger()
