@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from glm53d.config import Config
 from glm53d.errors import ConfigError, EngineError, RequestError
+from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
 from glm53d.server import admin, body, exchange, native_api, openai_chat, openai_completions
-
-if TYPE_CHECKING:
-    from glm53d.front.engine import Engine
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -22,7 +19,7 @@ _KEEPALIVE_TIMEOUT_S = 75.0
 _LAST_WORDS_S = 0.5
 
 
-def make_app(engine: "Engine", config: Config) -> web.Application:
+def make_app(engine: Engine, config: Config) -> web.Application:
     """The application: every route, bound to one engine. Serve it with serve()."""
     app = web.Application(client_max_size=config.server.max_body_bytes, middlewares=[_edge])
     app[exchange.SERVICE] = exchange.Service(engine, config, Metrics(engine.loads))
@@ -58,7 +55,7 @@ class HttpServer:
         await self._runner.cleanup()
 
 
-async def serve(engine: "Engine", config: Config) -> HttpServer:
+async def serve(engine: Engine, config: Config) -> HttpServer:
     """Listen at server.host and server.port. Raises ConfigError when that cannot be had.
 
     A client that leaves cancels its handler, whatever that waits for; exchange.py aborts in `finally`. [R22]

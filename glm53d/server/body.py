@@ -32,8 +32,8 @@ _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 async def read(request: web.Request, timeout_s: float) -> tuple[bytes, int]:
     """The whole body, and the time its last byte was read (CLOCK_MONOTONIC, ns).
 
-    Raises PayloadTooLarge, before reading where Content-Length tells, RequestTimeout, and InvalidRequest for a compressed
-    body. What breaks off in a bad chunk ends as RequestTimeout: the HTTP parser does not tell the reader.
+    Raises PayloadTooLarge, before reading where Content-Length tells, RequestTimeout, and InvalidRequest for a
+    compressed body. What breaks off in a bad chunk ends as RequestTimeout: the HTTP parser does not tell the reader.
     """
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise InvalidRequest("Content-Encoding is not supported; send the body as it is.")

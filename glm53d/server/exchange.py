@@ -9,21 +9,18 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
+from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job
 from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body
 from glm53d.server.sse import DONE, EventStream
-
-if TYPE_CHECKING:
-    from glm53d.front.engine import Engine
 
 log = get_logger(__name__)
 
@@ -34,7 +31,7 @@ _RID = re.compile(r"[\x21-\x7e]{1,128}")
 class Service:
     """What handlers need, kept in the application under SERVICE."""
 
-    engine: "Engine"
+    engine: Engine
     config: Config
     metrics: Metrics
 
@@ -64,7 +61,7 @@ def choose_rid(request: web.Request, given: str | None) -> str:
     return rid
 
 
-def choose_model(engine: "Engine", name: str | None) -> str:
+def choose_model(engine: Engine, name: str | None) -> str:
     """The name that the answer carries: the client's, if it is one of ours. Raises ModelNotFound."""
     if name is None:
         return engine.models[0]

@@ -6,20 +6,18 @@ answer: the plain answer has it as `content`; a stream has by then sent it as `r
 """
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
+from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.openai_common import Chunks, OpenAiFields, finish_reason, openai_sampling, usage_object
 from glm53d.server.sampling import Count, not_served, refuse_not_served
-
-if TYPE_CHECKING:
-    from glm53d.front.engine import Engine
 
 _ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
 _EFFORTS = {
@@ -237,7 +235,7 @@ def _to_call(call: ToolCall, at: str) -> dict[str, Json]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _message(engine: "Engine", finish: Finish) -> dict[str, Json]:
+def _message(engine: Engine, finish: Finish) -> dict[str, Json]:
     """The answer's message. Without </think>, what ended by itself is the answer, what was cut is reasoning."""
     content: str | None = finish.text
     reasoning: str | None = finish.reasoning or None

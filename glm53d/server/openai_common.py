@@ -1,17 +1,15 @@
 """What the OpenAI dialects share: the fields of their bodies, and the bytes of their answers."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from glm53d.chat.conversation import Json
+from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, SamplingParams, Usage
 from glm53d.server.body import encode
 from glm53d.server.sampling import Count, Int32, SamplingFields, not_served, refuse_not_served, to_sampling
-
-if TYPE_CHECKING:
-    from glm53d.front.engine import Engine
 
 
 class StreamOptions(msgspec.Struct):
@@ -51,7 +49,7 @@ class OpenAiFields(SamplingFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-def openai_sampling(fields: OpenAiFields, max_tokens: tuple[str, int | None], engine: "Engine") -> SamplingParams:
+def openai_sampling(fields: OpenAiFields, max_tokens: tuple[str, int | None], engine: Engine) -> SamplingParams:
     """The request's SamplingParams. Raises InvalidRequest, also for all that is not served."""
     if fields.stream_options is not None:
         refuse_not_served(fields.stream_options, "stream_options")

@@ -4,7 +4,7 @@ A stream, in order: chunks with `text`, one with `finish_reason`, one with `usag
 """
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -12,13 +12,11 @@ from aiohttp import web
 
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
+from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.openai_common import Chunks, OpenAiFields, finish_reason, openai_sampling, usage_object
 from glm53d.server.sampling import TokenId, not_served
-
-if TYPE_CHECKING:
-    from glm53d.front.engine import Engine
 
 
 class CompletionBody(OpenAiFields, kw_only=True):
@@ -87,7 +85,7 @@ def to_ids(ids: list[int], vocab_size: int, at: str) -> np.ndarray:
     return array
 
 
-def _prompt(raw: msgspec.Raw, engine: "Engine") -> tuple[str | None, np.ndarray | None]:
+def _prompt(raw: msgspec.Raw, engine: Engine) -> tuple[str | None, np.ndarray | None]:
     """The prompt as text or as ids."""
     at, data = "prompt", bytes(raw)
     if data.startswith(b"["):

@@ -5,12 +5,10 @@ header, one write per wake. Not through aiohttp's write(): that is a coroutine, 
 """
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, web
 
-if TYPE_CHECKING:
-    from glm53d.front.engine import Stream
+from glm53d.front.engine import Stream
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {
@@ -27,7 +25,7 @@ class EventStream:
     frames of this stream until the transport has drained. What is buffered is thus bounded by the mark and one frame.
     """
 
-    def __init__(self, request: web.Request, stream: "Stream", keepalive_s: float):
+    def __init__(self, request: web.Request, stream: Stream, keepalive_s: float):
         self._request = request
         self._stream = stream
         self._keepalive_s = keepalive_s
