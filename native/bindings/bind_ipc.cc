@@ -1,7 +1,7 @@
 // For glm53d/ipc: segments, rings, board, record layouts.
 //
-// All calls but wait() keep the GIL: an append or a read is one copy, below a microsecond for a step's records, and some
-// tens for a prompt of 100,000 tokens, once in a request's life. One thread at a time uses an end.
+// All calls but wait() keep the GIL: an append or a read is one copy, below a microsecond for a step's records, and
+// some tens for a prompt of 100,000 tokens, once in a request's life. One thread at a time uses an end.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -30,7 +30,8 @@ using namespace nb::literals;
 namespace glm53d {
 namespace {
 
-// ---- arguments --------------------------------------------------------------------------------------------------------
+// ---- arguments
+// --------------------------------------------------------------------------------------------------------
 
 // The bytes of a bytes object, an array or any other C-contiguous buffer, while it lives.
 class Buffer {
@@ -51,7 +52,8 @@ class Buffer {
 
 constexpr size_t kMaxParts = 32;  // of a record; the longest has eight, each perhaps with padding behind it
 
-// ---- the ring's ends --------------------------------------------------------------------------------------------------
+// ---- the ring's ends
+// --------------------------------------------------------------------------------------------------
 
 bool try_append(RingWriter& writer, uint16_t type, nb::sequence parts) {
   if (type == 0 || type == kWrapMark) throw nb::value_error("0 and 0xFFFF are not record types");
@@ -154,7 +156,8 @@ RingHeader& open_or_raise(const Segment& segment, uint64_t world_id) {
   return *header;
 }
 
-// ---- the board --------------------------------------------------------------------------------------------------------
+// ---- the board
+// --------------------------------------------------------------------------------------------------------
 
 struct Board {
   BoardHeader* header;
@@ -186,7 +189,8 @@ nb::bytes read_row(const SeqlockRow<Row>& from) {
   return nb::bytes(&row, sizeof row);
 }
 
-// ---- record layouts ---------------------------------------------------------------------------------------------------
+// ---- record layouts
+// ---------------------------------------------------------------------------------------------------
 
 struct RecordLayout {
   size_t size;
@@ -224,7 +228,8 @@ std::map<std::string, RecordLayout> record_layouts() {
 }  // namespace
 }  // namespace glm53d
 
-// ---- what Python sees -------------------------------------------------------------------------------------------------
+// ---- what Python sees
+// -------------------------------------------------------------------------------------------------
 
 using namespace glm53d;
 
@@ -261,8 +266,8 @@ static void bind_ring(nb::module_& m) {
         check(ring_init(segment, world_id, num_readers));
       },
       "segment"_a, "world_id"_a, "num_readers"_a = 1,
-      "Make a fresh segment a ring, its capacity the largest power of two that fits. With more than one reader each sees "
-      "every record, and the slowest bounds the writer. [R6] [R7]");
+      "Make a fresh segment a ring, its capacity the largest power of two that fits. With more than one reader each "
+      "sees every record, and the slowest bounds the writer. [R6] [R7]");
   m.def(
       "mark_writer_gone",
       [](const Segment& segment, uint64_t world_id) { mark_writer_gone(open_or_raise(segment, world_id)); },
@@ -286,14 +291,15 @@ static void bind_ring(nb::module_& m) {
           "segment"_a, "world_id"_a, nb::keep_alive<1, 2>(),
           "Raises AbiMismatch, or IpcError when the ring has had a writer.")
       .def("try_append", &try_append, "type"_a, "parts"_a,
-           "Write one record, the parts' bytes one after the other, to be seen at the next publish(). False when there is "
-           "no room: nothing changed. ValueError above max_length; PeerGone when nobody is left to read.")
+           "Write one record, the parts' bytes one after the other, to be seen at the next publish(). False when there "
+           "is no room: nothing changed. ValueError above max_length; PeerGone when nobody is left to read.")
       .def("try_append_outputs", &try_append_outputs, "heads"_a, "ids"_a.noconvert(),
-           "try_append an OutputRecord for each head (their bytes in a row), with its num_ids of the ids behind it; none "
-           "may have an error text. Returns how many fitted.")
+           "try_append an OutputRecord for each head (their bytes in a row), with its num_ids of the ids behind it; "
+           "none may have an error text. Returns how many fitted.")
       .def("publish", &RingWriter::publish, "Show readers all that was appended; wakes those that sleep.")
       .def("try_write", &try_write, "type"_a, "parts"_a, "try_append, then publish.")
-      .def_prop_ro("free_bytes", &RingWriter::free_bytes, "A record takes 8 bytes more than its parts, rounded up to 8.")
+      .def_prop_ro("free_bytes", &RingWriter::free_bytes,
+                   "A record takes 8 bytes more than its parts, rounded up to 8.")
       .def_prop_ro("max_length", &RingWriter::max_length, "Bytes of the longest record that ever fits.")
       .def("close", &RingWriter::close, "Say that no record follows; what was published can still be read.");
 
@@ -305,11 +311,12 @@ static void bind_ring(nb::module_& m) {
           },
           "segment"_a, "world_id"_a, "index"_a = 0, nb::keep_alive<1, 2>(),
           "Raises AbiMismatch, or IpcError when the ring has had this reader.")
-      .def("read", &read_one, "The oldest record as (type, bytes), or None. IpcError when the ring holds no valid record.")
+      .def("read", &read_one,
+           "The oldest record as (type, bytes), or None. IpcError when the ring holds no valid record.")
       .def("read_all", &read_all, "max_records"_a = 1024, "All records there are, oldest first.")
       .def("wait", &wait_for_record, "spin_ns"_a, "timeout_ns"_a,
-           "True once there is something to read; False after timeout_ns, or earlier when a signal arrived. Spins for the "
-           "first spin_ns, then sleeps. PeerGone when the writer is gone and nothing is left to read.")
+           "True once there is something to read; False after timeout_ns, or earlier when a signal arrived. Spins for "
+           "the first spin_ns, then sleeps. PeerGone when the writer is gone and nothing is left to read.")
       .def("close", &RingReader::close, "Stop counting as a reader: the writer no longer waits for this end.");
 }
 
@@ -337,8 +344,8 @@ static void bind_board(nb::module_& m) {
            "row"_a, "Replace a LoadRow; by the leader only.")
       .def("read_load", [](const Board& board, uint32_t dp) { return read_row(board.load(dp)); }, "dp"_a,
            "The bytes of the LoadRow last written, zeros before the first.")
-      .def("write_rank", [](Board& board, uint32_t i, nb::handle row) { write_row(board.rank(i), row); }, "i"_a, "row"_a,
-           "Replace a RankRow; by that rank only.")
+      .def("write_rank", [](Board& board, uint32_t i, nb::handle row) { write_row(board.rank(i), row); }, "i"_a,
+           "row"_a, "Replace a RankRow; by that rank only.")
       .def("read_rank", [](const Board& board, uint32_t i) { return read_row(board.rank(i)); }, "i"_a,
            "The bytes of the RankRow last written, zeros before the first.");
 }

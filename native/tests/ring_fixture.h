@@ -1,5 +1,5 @@
-// A ring and the records that the ring tests send: record n has a length and content that follow from n, so a reader can
-// tell a torn, lost, repeated or reordered one.
+// A ring and the records that the ring tests send: record n has a length and content that follow from n, so a reader
+// can tell a torn, lost, repeated or reordered one.
 #pragma once
 #include <cstring>
 #include <span>

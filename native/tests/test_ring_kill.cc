@@ -15,7 +15,8 @@ static void pause_ns(uint64_t ns) {
   nanosleep(&time, nullptr);
 }
 
-// Up to 3 ms from now. Every other time only once the peer is there: under a sanitizer it may take longer than that to come.
+// Up to 3 ms from now. Every other time only once the peer is there: under a sanitizer it may take longer than that to
+// come.
 static uint64_t random_moment(Random& random, int i, const std::atomic<Liveness>& peer) {
   while (i % 2 == 1 && peer.load() == Liveness::kAbsent) pause_ns(50'000);
   return monotonic_ns() + below(random, 3'000'000);

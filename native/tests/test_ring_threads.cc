@@ -56,8 +56,8 @@ static void records_arrive_whole_and_in_order(uint32_t num_readers, uint64_t spi
   for (std::thread& thread : threads) thread.join();
 }
 
-// Each record is sent only after the one before was answered, so both sides fall asleep again and again, at every distance
-// between the other's steps; one lost wake-up would stop it for kForever.
+// Each record is sent only after the one before was answered, so both sides fall asleep again and again, at every
+// distance between the other's steps; one lost wake-up would stop it for kForever.
 static void no_wake_up_is_lost() {
   Ring there(4096), back(4096);
   std::thread echo([&] {

@@ -1,6 +1,6 @@
 // The ring: one writer process, R reader processes that each see every record. [R6] [R7]
 //
-// With R = 1 it is the request, output and result ring, with more the batch ring; nothing differs but the number of heads.
+// With R = 1 it is the request, output and result ring, with more the batch ring; only the number of heads differs.
 //
 //   tail     bytes ever published    head     bytes ever consumed, one for each reader
 //   data[]   at (counter & (capacity - 1)); capacity is a power of two
@@ -12,19 +12,20 @@
 //
 // Always: head <= tail <= head + capacity, for each head that is not gone.
 // Order:  writer fills the bytes, then tail.store; reader loads tail, then reads them. Reader uses them up, then
-//         head.store(release); writer head.load(acquire), then overwrites. Nothing else synchronises: all other fields are
-//         constant once a peer is attached, or are liveness and sleep words, below.
-// Death:  a writer killed before its tail.store has published nothing. A reader killed stands still, so the writer sees a
-//         full ring until main marks that reader gone; then it no longer counts. With no reader left: kPeerGone.
+//         head.store(release); writer head.load(acquire), then overwrites. Nothing else synchronises: all other fields
+//         are constant once a peer is attached, or are liveness and sleep words, below.
+// Death:  a writer killed before its tail.store has published nothing. A reader killed stands still, so the writer sees
+//         a full ring until main marks that reader gone; then it no longer counts. With no reader left: kPeerGone.
 //
-// No wake-up is lost. Reader: (1) asleep.store(1)   (2) loads writer_state, then tail: nothing   (3) futex_wait(asleep, 1)
-//                     Writer: (4) tail.store        (5) asleep.load, and if 1: (6) asleep.store(0), futex_wake
-//   (1) (2) (4) (5) are seq_cst, so they have one order that all agree on. If (2) did not see the tail of (4), then (1) is
-//   before (2) is before (4) is before (5), and (5) sees the 1. Then either (6) comes before the kernel compares the word
-//   in (3), which returns at once, or the reader is already on the kernel's list, where the wake finds it: the kernel
-//   compares and enlists under the lock that the wake takes. If (6) belongs to an earlier sleep and comes late, the reader
-//   wakes for nothing and looks again. A writer killed between (4) and the wake, or main marking it gone, is the same
-//   argument with writer_state.store(gone) for (4), except that (6) is unconditional: the dead writer may have done half.
+// No wake-up is lost.
+//   Reader: (1) asleep.store(1)    (2) loads writer_state, then tail: nothing    (3) futex_wait(asleep, 1)
+//   Writer: (4) tail.store         (5) asleep.load, and if 1:                    (6) asleep.store(0), futex_wake
+//   (1) (2) (4) (5) are seq_cst, so they have one order that all agree on. If (2) did not see the tail of (4), then (1)
+//   is before (2) is before (4) is before (5), and (5) sees the 1. Then either (6) comes before the kernel compares the
+//   word in (3), which returns at once, or the reader is already on the kernel's list, where the wake finds it: the
+//   kernel compares and enlists under the lock that the wake takes. If (6) belongs to an earlier sleep and comes late,
+//   the reader wakes for nothing and looks again. For a writer marked gone the argument is the same, with
+//   writer_state.store(gone) in place of (4); there (6) is unconditional, for a writer that was killed inside it.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -107,8 +108,8 @@ inline Status claim(std::atomic<Liveness>& state) noexcept {
   return state.compare_exchange_strong(expected, Liveness::kAttached) ? Status::kOk : Status::kTaken;
 }
 
-// By the writer when it closes, and by main when the writer's process is dead: readers take what was published, then see
-// kPeerGone; those that sleep are woken.
+// By the writer when it closes, and by main when the writer's process is dead: readers take what was published, then
+// see kPeerGone; those that sleep are woken.
 inline void mark_writer_gone(RingHeader& header) noexcept {
   header.writer_state.store(Liveness::kGone);
   for (ReaderSlot& slot : std::span(header.slots(), header.num_readers)) {
@@ -141,8 +142,8 @@ class RingWriter {
   // The longest payload that this ring can ever take.
   size_t max_length() const noexcept { return header_->capacity / 2 - sizeof(RecordHeader); }
 
-  // Makes room for a record; the caller fills payload, all of it, before publish(). kFull changes nothing. kTooLarge: it
-  // will never fit. kPeerGone: nobody is left to read it.
+  // Makes room for a record; the caller fills payload, all of it, before publish(). kFull changes nothing. kTooLarge:
+  // it will never fit. kPeerGone: nobody is left to read it.
   Status append(uint16_t type, size_t length, std::byte** payload) noexcept {
     if (length > max_length()) return Status::kTooLarge;
     const uint64_t needed = sizeof(RecordHeader) + align8(length);
@@ -233,8 +234,8 @@ class RingReader {
     return status;
   }
 
-  // The oldest record that was not popped, in place, or kEmpty. kCorrupt: a length or type that no writer writes; nothing
-  // outside the ring was touched, and there is no way on.
+  // The oldest record that was not popped, in place, or kEmpty. kCorrupt: a length or type that no writer writes;
+  // nothing outside the ring was touched, and there is no way on.
   Status peek(RecordView* record) noexcept {
     if (head_ == tail_) {
       tail_ = header_->tail.load(std::memory_order_acquire);
@@ -263,8 +264,8 @@ class RingReader {
     slot_->head.store(head_, std::memory_order_release);  // partner: acquire in RingWriter::refresh
   }
 
-  // kOk: there is something to read. kPeerGone: the writer is gone and all it published has been read. kTimeout: nothing
-  // yet, or a signal arrived. Spins for spin_ns of the timeout first: a sleeper costs the writer a system call.
+  // kOk: there is something to read. kPeerGone: the writer is gone and all it published has been read. kTimeout:
+  // nothing yet, or a signal arrived. Spins for spin_ns of the timeout first: a sleeper costs the writer a system call.
   Status wait(uint64_t spin_ns, uint64_t timeout_ns) noexcept {
     Status status = poll();
     if (status != Status::kEmpty) return status;

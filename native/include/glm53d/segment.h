@@ -2,8 +2,8 @@
 //
 //   SegmentHeader | what its kind says: a ring (ring.h) or the board (seqlock.h)
 //
-// A segment belongs to one world, that is one life of all ranks. It is initialised once, by main, before any rank starts;
-// a restart makes new ones.
+// A segment belongs to one world, that is one life of all ranks. It is initialised once, by main, before any rank
+// starts; a restart makes new ones.
 #pragma once
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -51,8 +51,8 @@ class Segment {
     if (data_ != nullptr) munmap(data_, size_);
   }
 
-  // Fresh zeroed memory, all of it backed now: a shortage shows here, at the start, not as a SIGBUS at some later write.
-  // kSystem: see errno.
+  // Fresh zeroed memory, all of it backed now: a shortage shows here, at the start, not as a SIGBUS at some later
+  // write. kSystem: see errno.
   Status create(const char* name, size_t size) noexcept {
     fd_ = memfd_create(name, MFD_CLOEXEC);
     if (fd_ < 0) return Status::kSystem;
@@ -100,8 +100,8 @@ inline void init_header(SegmentHeader& header, SegmentKind kind, uint64_t world_
   header = {kSegmentMagic, kAbiVersion, kind, world_id};
 }
 
-// The segment's memory as Header (which begins with a SegmentHeader), or nullptr when it is not one of that kind, of our
-// version and of that world.
+// The segment's memory as Header (which begins with a SegmentHeader), or nullptr when it is not one of that kind, of
+// our version and of that world.
 template <class Header>
 Header* open_header(const Segment& segment, SegmentKind kind, uint64_t world_id) noexcept {
   static_assert(std::is_standard_layout_v<Header> && offsetof(Header, segment) == 0);

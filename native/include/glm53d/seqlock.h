@@ -2,13 +2,13 @@
 //
 //   SeqlockRow | seq | copy 0 | copy 1 |      write n fills copy n % 2, then stores seq = n
 //
-// Two copies, because with one, as in the plain seqlock, a writer killed in the middle leaves a row that nobody can read
-// any more: just the row that says what the dead process did last. Here the copy that seq names stays whole.
+// Two copies, because with one, as in the plain seqlock, a writer killed in the middle leaves a row that nobody can
+// read any more: just the row that says what the dead process did last. Here the copy that seq names stays whole.
 //
-// No torn read is taken. A reader loads seq = n, copies copy n % 2, loads seq again and takes the row if it is still n. The
-// copy changes under it only by write n + 2, whose words are release stores behind seq.store(n + 1); a reader that loads
-// (acquire) one of them therefore sees seq >= n + 1 afterwards, and tries again. Each new try means that a whole write
-// happened meanwhile, so some process always gets on.
+// No torn read is taken. A reader loads seq = n, copies copy n % 2, loads seq again and takes the row if it is still n.
+// The copy changes under it only by write n + 2, whose words are release stores behind seq.store(n + 1); a reader that
+// loads (acquire) one of them therefore sees seq >= n + 1 afterwards, and tries again. Each new try means that a whole
+// write happened meanwhile, so some process always gets on.
 #pragma once
 #include <cstring>
 #include <new>
