@@ -136,10 +136,12 @@ def test_what_no_field_sees_alone_is_refused(overrides: list[str], told: str):
     assert refusal(*overrides) == told
 
 
-def test_every_translated_key_leads_to_a_field_that_is_there():
-    for ours in FOREIGN.values():
+def test_every_translated_key_leads_to_a_field_that_is_there_and_is_in_the_docs():
+    rows = [line for line in (CONF.parent / "docs" / "configure.md").read_text().splitlines() if line.startswith("| `")]
+    for theirs, ours in FOREIGN.items():
         section, key = ours.split(".")
         assert hasattr(getattr(Config(), section), key), ours
+        assert any(f"`{theirs}`" in row and row.endswith(f"| `{ours}` |") for row in rows), theirs
 
 
 def test_a_refused_start_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]):

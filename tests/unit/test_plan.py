@@ -88,6 +88,10 @@ def test_the_report_says_that_it_planned_without_a_checkpoint():
     assert "53,940" in report and "54,728" in report and "requests of 1M at once" in report
 
 
+def test_the_report_shown_in_the_docs_is_the_one_printed():
+    assert check_report(h200x8()) in (Path(H200X8).parents[1] / "docs" / "configure.md").read_text()
+
+
 def test_the_report_of_the_built_in_model_needs_no_folder():
     assert "nano (built in)" in check_report(Config())
 
