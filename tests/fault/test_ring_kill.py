@@ -139,6 +139,21 @@ def test_a_writer_learns_that_its_only_reader_was_killed():
             pass
 
 
+def test_a_signal_ends_a_sleep_so_that_its_handler_runs():
+    channels = Channels.create(WORLD, num_ranks=1, attn_dp_size=1, ring_bytes=RING_BYTES)
+    requests = channels.leader_ends().requests
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: arrived.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)  # again and again: the first may come before the sleep begins
+        start = time.monotonic_ns()
+        assert not requests.wait(0, PATIENCE)
+        assert arrived and time.monotonic_ns() - start < PATIENCE
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_no_segment_has_a_name_that_could_stay_behind():
     channels = Channels.create(WORLD, num_ranks=2, attn_dp_size=1, ring_bytes=RING_BYTES)
     for name, segment in channels.segments.items():
