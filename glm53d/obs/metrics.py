@@ -49,9 +49,10 @@ class Metrics:
         )
         self._finished = counter("glm53d_generations", "Generations that ended, by reason.", "endpoint", "reason")
         self._failed = counter("glm53d_stream_errors", "Streams that ended with an error event.", "endpoint")
-        self._tokens = counter(
+        tokens = counter(
             "glm53d_tokens", "Tokens of ended generations; cached is part of prompt, reasoning of completion.", "kind"
         )
+        self._tokens = {kind: tokens.labels(kind) for kind in ("prompt", "cached", "completion", "reasoning")}
         self._ttft = histogram("glm53d_ttft_seconds", "Last body byte read to first token.")
         self._e2e = histogram("glm53d_e2e_seconds", "Last body byte read to last token.")
         self._queue = histogram("glm53d_queue_seconds", "Waiting for the scheduler, all stretches.")
@@ -71,7 +72,7 @@ class Metrics:
         """Count a generation that has ended; `tokens` by kind: prompt, cached, completion, reasoning."""
         self._finished.labels(endpoint, reason).inc()
         for kind, count in tokens.items():
-            self._tokens.labels(kind).inc(count)
+            self._tokens[kind].inc(count)
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
         self._queue.observe(queue_s)

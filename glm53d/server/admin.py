@@ -39,7 +39,9 @@ async def models(request: web.Request) -> web.Response:
         "root": engine.models[0],
         "max_model_len": engine.limits.max_context_len or None,  # null until the ranks have said what fits [R3]
     }
-    if service.config.model.path == "nano":
+    if service.config.engine.kind == "sim":
+        card["description"] = "simulated: no model is asked, answers are scripted"
+    elif service.config.model.path == "nano":
         card["description"] = "untrained: the nano model's weights are random, its answers mean nothing"
     return _json({"object": "list", "data": [{"id": name, **card} for name in engine.models]})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from glm53d.config import Config, Server
+from glm53d.config import Config, Engine, Server
 from glm53d.server.app import serve
 from tests.helpers.fake_engine import FakeEngine
 
@@ -83,14 +83,14 @@ def raw_post(path: str, body: dict, version: str = "1.1") -> bytes:
 
 
 @asynccontextmanager
-async def client_of_fake_engine(**server: Any) -> AsyncIterator[Client]:
-    """A client of a fresh server; keywords are fields of [server] in its config."""
-    config = Config(server=Server(port=0, **server))
-    engine = FakeEngine(config)
-    http = await serve(engine, config)
+async def client_of_fake_engine(engine: Engine | None = None, **server: Any) -> AsyncIterator[Client]:
+    """A client of a fresh server; [engine] of its config, and by keyword fields of [server]."""
+    config = Config(server=Server(port=0, **server), engine=engine or Engine())
+    fake = FakeEngine(config)
+    http = await serve(fake, config)
     try:
         async with aiohttp.ClientSession() as session:
-            yield Client(engine, http.port, session)
+            yield Client(fake, http.port, session)
     finally:
         await http.stop()
 

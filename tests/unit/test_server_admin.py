@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from glm53d.config import Engine
 from tests.helpers.http import client_of_fake_engine, until
 
 CHAT = "/v1/chat/completions"
@@ -31,6 +32,11 @@ async def test_models_lists_every_name_and_says_that_nano_is_untrained(client):
         assert (card["object"], card["owned_by"], card["root"]) == ("model", "glm53d", "nano")
         assert card["max_model_len"] == 100
         assert "untrained" in card["description"]
+
+
+async def test_models_says_that_a_simulation_is_one():
+    async with client_of_fake_engine(engine=Engine(kind="sim")) as client:
+        assert "simulated" in (await client.get("/v1/models")).json["data"][0]["description"]
 
 
 async def test_a_head_request_to_the_root_is_answered(client):
