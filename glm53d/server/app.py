@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from glm53d.config import Config
-from glm53d.errors import ConfigError, EngineError, RequestError
+from glm53d.errors import ConfigError
 from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
 from glm53d.server import admin, body, exchange, native_api, openai_chat, openai_completions
@@ -87,8 +87,6 @@ async def _edge(request: web.Request, handler: _Handler) -> web.StreamResponse:
     except (asyncio.CancelledError, ConnectionError):
         metrics.request(endpoint, 499)  # the client has left: nobody is there to be answered
         raise
-    except (RequestError, EngineError) as exc:
-        response = body.error_response(exc)
     except web.HTTPException as exc:
         response = body.http_error_response(exc)
     except Exception as exc:

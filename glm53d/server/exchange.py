@@ -109,8 +109,8 @@ async def streamed(
 
 
 def visible(exc: Exception, rid: str | None) -> RequestError | EngineError:
-    """The error a client may see. What nobody raised on purpose is logged whole and shown as a plain 500."""
-    if isinstance(exc, RequestError):
+    """The error a client may see. Our failures are logged; what nobody raised on purpose is shown as a plain 500."""
+    if isinstance(exc, RequestError | NotReady):  # the latter may come by the thousand while the ranks load
         return exc
     if isinstance(exc, EngineError):
         log.warning("request failed: %s: %s", exc.code, exc.message, extra={"rid": rid})

@@ -135,10 +135,11 @@ async def test_no_work_is_taken_before_the_ranks_are_loaded(client):
     assert client.engine.jobs == []
 
 
-async def test_a_plain_request_that_fails_in_the_engine_is_500(client):
+async def test_a_plain_request_that_fails_in_the_engine_is_500_and_logged_with_its_rid(client, caplog):
     client.engine.script.fail = EngineError("The ranks are gone.")
-    answer = await client.post(CHAT, {"messages": HI})
+    answer = await client.post(CHAT, {"messages": HI, "rid": "r1"})
     assert (answer.status, answer.error["message"]) == (500, "The ranks are gone.")
+    assert [record.rid for record in caplog.records] == ["r1"]
     assert client.engine.live == []
 
 
