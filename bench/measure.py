@@ -96,11 +96,12 @@ def timed_row(
     return Row(what, "µs", row.value, row.low, row.high, against[0], timings["theirs"].median / per, aim)
 
 
-def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """The options every bench has; the module's docstring is its help."""
+def make_parser(doc: str | None, *, rounds: bool = True) -> argparse.ArgumentParser:
+    """The options every bench has; the module's docstring is its help. rounds: whether it works in rounds."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds per number; the median counts")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds per number; the median counts")
     return parser
 
 
@@ -121,9 +122,13 @@ def render_table(title: str, rows: list[Row]) -> str:
         ratio = "" if row.ratio is None else f"{row.ratio:.1f}x"
         cells = [row.what, number(row.value), row.unit, number(row.low), number(row.high), row.against]
         table.append([*cells, number(row.against_value), ratio, aim, mark])
+    return f"== {title}\n{render_columns(table)}\n"
+
+
+def render_columns(table: list[list[str]]) -> str:
+    """Lines of equal columns, the first line their names; a column that is empty but for its name is left out."""
     columns = [column for column in zip(*table, strict=True) if any(column[1:])]
-    lines = ["  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True)]
-    return "\n".join([f"== {title}", *lines, ""])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*map(_aligned, columns), strict=True))
 
 
 def _aligned(column: tuple[str, ...]) -> list[str]:
@@ -131,7 +136,7 @@ def _aligned(column: tuple[str, ...]) -> list[str]:
     return [cell.rjust(width) if column[0] in NUMERIC else cell.ljust(width) for cell in column]
 
 
-NUMERIC = ("value", "min", "max", "there", "ratio", "aim")
+NUMERIC = ("value", "min", "max", "there", "ratio", "aim", "first", "second")
 
 
 def number(value: float | None) -> str:

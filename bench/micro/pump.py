@@ -4,7 +4,7 @@
 
 CPU µs per token of this process, all its threads: append a step's 64 output records of a token each, let the pump
 decode and frame them, take the frames. "paced" takes after every step, as the loop does with a slow model; "free" after
-every 64 steps. The alternative reads the same records from a ring, with DecodeStream and json.dumps, and is never woken.
+every 64 steps. The alternative reads the same records from a ring with DecodeStream and json.dumps; nothing wakes it.
 """
 
 import json
