@@ -3,9 +3,9 @@
     python -m bench.compare --runs 5 "python -m bench.micro.render" "python -m bench.micro.render --template x.jinja"
     python -m bench.compare before.json after.json
 
-Given commands, runs them in turn, the first one first in every other run, with --json added; so a machine that slows down
-slows both. Given files, compares what `--json` printed into them. Ratios are of the runs' own pairs: median, min and max
-over the runs. Above 1 the second one is better, whichever direction is better for that row.
+Given commands, runs them in turn with --json added, the first one first in every other run; so a machine that slows
+down slows both. Given files, compares what `--json` printed into them. Ratios are of the runs' own pairs: median, min
+and max over the runs. Above 1 the second one is better, whichever direction is better for that row.
 """
 
 import argparse
@@ -13,11 +13,25 @@ import json
 import shlex
 import statistics
 import subprocess
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 from bench.measure import Row, number, render_columns
 
 Rows = dict[str, Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the comparison: medians of both, and how many times better the second is, over the pairs."""
+
+    what: str
+    unit: str
+    first: float
+    second: float
+    ratio: float  # the median
+    min: float
+    max: float
 
 
 def load(text: str) -> Rows:
@@ -26,7 +40,7 @@ def load(text: str) -> Rows:
         rows = [Row(**row) for row in json.loads(text)["rows"]]
     except (ValueError, TypeError, KeyError) as error:
         raise SystemExit(f"not the JSON of a bench: {error}: {text[:200]!r}") from None
-    return {f"{row.what} [vs {row.against}]" if row.against else row.what: row for row in rows}
+    return {row.what: row for row in rows}
 
 
 def run(command: str) -> Rows:
@@ -50,25 +64,17 @@ def run_both(first: str, second: str, runs: int) -> list[tuple[Rows, Rows]]:
     return pairs
 
 
-def compare(pairs: list[tuple[Rows, Rows]]) -> list[dict[str, float | str]]:
-    """One entry per row that both have: medians, and the ratio's median, min and max over the pairs."""
+def compare(pairs: list[tuple[Rows, Rows]]) -> list[Entry]:
+    """One entry per row that both have."""
     entries = []
     for what, row in pairs[0][0].items():
         found = [(a[what].value, b[what].value) for a, b in pairs if what in a and what in b]
         ratios = [(a / b if row.better == "less" else b / a) for a, b in found if a and b]
         if not ratios:
             continue
-        entries.append(
-            {
-                "what": what,
-                "unit": row.unit,
-                "first": statistics.median(a for a, _ in found),
-                "second": statistics.median(b for _, b in found),
-                "ratio": statistics.median(ratios),
-                "min": min(ratios),
-                "max": max(ratios),
-            }
-        )
+        first, second = statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
+        ratio = statistics.median(ratios)
+        entries.append(Entry(what, row.unit, first, second, ratio, min(ratios), max(ratios)))
     return entries
 
 
@@ -87,10 +93,10 @@ def main() -> None:
     if not entries:
         raise SystemExit("the two have no row in common")
     if args.json:
-        print(json.dumps({"runs": len(pairs), "rows": entries}, ensure_ascii=False))
+        print(json.dumps({"runs": len(pairs), "rows": [asdict(entry) for entry in entries]}, ensure_ascii=False))
         return
-    lines = [[cell if isinstance(cell, str) else number(cell) for cell in entry.values()] for entry in entries]
-    print(render_columns([list(entries[0]), *lines]))
+    lines = [[cell if isinstance(cell, str) else number(cell) for cell in astuple(entry)] for entry in entries]
+    print(render_columns([[one.name for one in fields(Entry)], *lines]))
 
 
 if __name__ == "__main__":

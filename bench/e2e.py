@@ -1,4 +1,4 @@
-"""The daemon from socket to socket: starts it with the simulated engine, puts a fixed set of loads on it, prints a table.
+"""The daemon from socket to socket: starts it with the simulated engine, puts fixed loads on it, prints a table.
 
     python -m bench.e2e [--config conf/sim.toml] [--set section.key=value]
 

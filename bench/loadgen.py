@@ -12,6 +12,7 @@ All requests differ from their first characters on, so a prefix cache helps only
 Give --pid main=PID (repeatable) for the CPU time of the server's processes.
 """
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -312,7 +313,7 @@ def cpu_rows(name: str, spent_us: dict[str, float], per: int, unit: str) -> list
     return [Row(f"{name}: CPU per {unit}, {process}", "µs", us / per) for process, us in spent_us.items()]
 
 
-async def run(args) -> list[Row]:
+async def run(args: argparse.Namespace) -> list[Row]:
     """The load that the command line asks for."""
     target, corpus = Target(args.port, args.host, args.model), Corpus(args.seed)
     count = args.streams if args.long_chars else args.requests

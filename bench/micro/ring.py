@@ -11,7 +11,7 @@ Wall time: it needs as many free CPUs as processes that spin, or it measures the
 
 import multiprocessing as mp
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -83,7 +83,7 @@ def echo_queue(there: "SimpleQueue[bytes]", back: "SimpleQueue[bytes]") -> None:
 
 
 @contextmanager
-def processes(targets: list[Callable[[], None]], stop: Callable[[], object]) -> Iterator[None]:
+def processes(targets: Sequence[Callable[[], None]], stop: Callable[[], object]) -> Iterator[None]:
     """Run these in processes of their own; stop() makes them end."""
     context = mp.get_context("spawn")
     running = [context.Process(target=target, daemon=True) for target in targets]
@@ -184,7 +184,7 @@ def measure(rounds: int) -> list[Row]:
                     what = f"one way, {size} B, reader {name}"
                     add(what, partial(ring, data), "Pipe", partial(pipe, data), 2)
                     if size == 64:
-                        add(what, partial(ring, data), "SimpleQueue", partial(queue, data), 2)
+                        add(f"{what}, again", partial(ring, data), "SimpleQueue", partial(queue, data), 2)
     with ring_flow() as ring, pipes(every=FLOW) as pipe:
         data = bytes(64)
         add("passed on, 64 B", partial(ring, data), "Pipe", partial(pipe, data), FLOW)
