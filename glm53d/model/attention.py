@@ -1,4 +1,4 @@
-"""Multi-head latent attention over the chosen tokens, in two forms: absorbed for Gathered groups, expanded for Shared.
+"""Multi-head latent attention over the chosen tokens, in two forms: absorbed for Gathered groups, expanded for Causal.
 
 Cached per token is one row: a latent c and a rotated key r that all heads share. With kv_b = [Wk; Wv] of each head:
 

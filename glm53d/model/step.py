@@ -1,7 +1,7 @@
 """Step: one flat batch as the model sees it, its tokens in groups that say which KV rows each of them looks at.
 
     Gathered    each query has its own list of rows: the tokens of rows that compute a few, decoding above all
-    Shared      the queries of one row that computes many: all of its context, up to each query's own position
+    Causal      the queries of one row that computes many: all of its context, up to each query's own position
 
 At the start of a step a query looks at its whole context. A full layer's indexer narrows groups with more context than
 it chooses, either kind to Gathered; the shared layers behind it take the narrowed ones.
@@ -43,7 +43,7 @@ class Gathered:
 
 
 @dataclass(slots=True, eq=False)
-class Shared:
+class Causal:
     """The queries of one row, at positions prefix_len, prefix_len + 1, ...; each sees all tokens up to itself.
 
     The methods are Gathered's, but a part's rows are [seen, width]: those up to its last query, once for all of it.
@@ -66,7 +66,7 @@ class Shared:
         return self.locs[chosen]
 
 
-Group = Gathered | Shared
+Group = Gathered | Causal
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ def plan_step(
             groups.append(_gathered(cache, tokens, slot[tokens], position[tokens], longest))
         else:
             prefix, seq_len = int(prefix_len[rows.start]), int(prefix_len[rows.start] + extend_len[rows.start])
-            groups.append(Shared(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
+            groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
     return Step(input_ids, position, cache.locs_at(slot, position), logits_idx, groups)
 
 

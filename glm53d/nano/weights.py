@@ -51,8 +51,14 @@ def nano_folder() -> Path:
 
 def _cache() -> Path:
     set_by_user = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification of XDG_CACHE_HOME: a relative path is invalid and must be ignored.
-    return Path(set_by_user) if os.path.isabs(set_by_user) else Path(os.path.expanduser("~")) / ".cache"
+    if os.path.isabs(set_by_user):  # the variable's specification: a relative path is invalid and must be ignored
+        return Path(set_by_user)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        raise StartError(
+            "the nano model's weights have no place, as this user has no home: set XDG_CACHE_HOME to a folder"
+        ) from None
 
 
 def _content_hash() -> str:

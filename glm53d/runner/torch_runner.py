@@ -116,11 +116,8 @@ class TorchRunner:
         return StepResult(launched.step, counts, ids, launched.start_ns, time.monotonic_ns())
 
     def close(self) -> None:
-        """Give back memory and handles."""
+        """Drop steps not collected. There are no handles; the memory goes with this object."""
         self._launched.clear()
-        for name in ("model", "cache", "sampler", "last_id"):
-            if hasattr(self, name):
-                delattr(self, name)
 
     def _plan(self, batch: Batch, sampled: np.ndarray) -> Step:
         input_ids = self._index(batch.input_ids)

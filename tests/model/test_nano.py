@@ -58,6 +58,16 @@ def test_a_cache_that_cannot_be_written_names_the_variable_to_set(tmp_path, monk
         nano_folder()
 
 
+def test_a_user_without_a_home_is_told_the_variable_to_set(monkeypatch):
+    def no_home() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
+    monkeypatch.setattr("pathlib.Path.home", no_home)
+    with pytest.raises(StartError, match="set XDG_CACHE_HOME"):
+        nano_folder()
+
+
 def test_arrays_are_written_as_torch_would_round_them(tmp_path):
     values = np.random.default_rng(0).standard_normal((33, 7), np.float32)
     write_safetensors(tmp_path / "t.safetensors", {"w": values, "e_score_correction_bias": values[0]})
