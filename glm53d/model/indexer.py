@@ -55,8 +55,8 @@ class Indexer:
             dots = torch.matmul(q[part], seen.transpose(-1, -2))  # [queries, heads, keys]
             best = top_positions(torch.baddbmm(bias, w[part], dots.relu_())[:, 0], self.topk)
             chosen[part, : best.shape[1]] = best
-        nothing = torch.zeros_like(chosen, dtype=keys.dtype).masked_fill_(chosen < 0, -torch.inf)
-        return Gathered(group.tokens, group.locs_of(chosen.clamp_min(0)), nothing[:, None])
+        hidden = torch.zeros_like(chosen, dtype=keys.dtype).masked_fill_(chosen < 0, -torch.inf)
+        return Gathered(group.tokens, group.locs_of(chosen.clamp_min(0)), hidden[:, None])
 
     def _rotated(self, x: Tensor, angles: Tensor) -> Tensor:
         return torch.cat([rotate(x[..., : self.rope_dim], angles), x[..., self.rope_dim :]], -1)
