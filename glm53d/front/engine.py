@@ -17,7 +17,7 @@ import numpy as np
 from glm53d._native import page_hashes
 from glm53d.chat.template import Template
 from glm53d.config import Config
-from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded
+from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
 from glm53d.front.health import Health, State
 from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
 from glm53d.front.pump import OutputPump
@@ -162,10 +162,10 @@ class Engine:
         if self.is_open:
             self.pump.stop()
 
-    def fail_all(self, message: str) -> None:
-        """The ranks are gone: every request in flight ends with a clear error. [F-B3]"""
+    def fail_all(self, error: EngineError) -> None:
+        """Every request in flight ends with a clear error: the ranks are gone, or we are. [F-A6] [F-B3]"""
         for entry in self.table.entries():
-            self._end(entry, error=EngineError(message))
+            self._end(entry, error=error)
 
     def shut_down(self) -> None:
         """Ask the leader to end the world."""
@@ -182,12 +182,15 @@ class Engine:
         """
         if not self._health.accepts_work:
             raise NotReady(f"No work is accepted: the server is {self._health.state.value}.")
+        if self._health.num_waiting() >= (most := self.config.scheduler.max_waiting_requests):
+            raise Overloaded(f"{most} requests are waiting, no more are taken")
         entry = self.table.take(job)
         try:
             marks = entry.marks
             marks["received"] = job.received_ns
             marks["parsed"] = time.monotonic_ns()
             ids, hashes, rendered_ns = await self._text_pool.run(self._text.prepare, job)
+            entry.raise_if_over()
             marks["tokenized"] = time.monotonic_ns()
             marks["rendered"] = rendered_ns or marks["parsed"]
             room = self._check_length(len(ids))
@@ -229,6 +232,7 @@ class Engine:
             if time.monotonic() > deadline:  # the leader has not read for that long
                 raise Overloaded("The request ring stays full.")
             await asyncio.sleep(RING_RETRY_S)
+            entry.raise_if_over()
         entry.become(EntryState.SENT)
         log.debug("request sent: %d prompt tokens", len(ids), extra={"rid": job.rid, "handle": entry.handle})
 
@@ -261,7 +265,7 @@ class Engine:
             self._end(entry, error=EngineError("The request was aborted."))
 
     def abort_rid(self, rid: str | None) -> int:
-        """Abort by outside id, or all (None): their clients get an end with reason abort. Returns how many."""
+        """Abort by outside id, or all (None): their clients get an end that says so. Returns how many."""
         entries = [e for e in self.table.entries() if rid is None or e.job.rid == rid]
         for entry in entries:
             if entry.state is EntryState.SENT:
@@ -276,9 +280,12 @@ class Engine:
         self._send(RecordType.ABORT, [record.tobytes()])
 
     def _send(self, kind: RecordType, parts: list[bytes]) -> None:
-        """A small record that must arrive: while the ring is full it is tried again, in order of none."""
-        if not self._ends.requests.try_write(kind, parts):
-            asyncio.get_running_loop().call_later(RING_RETRY_S, self._send, kind, parts)
+        """A small record that must arrive: while the ring is full it is tried again."""
+        try:
+            if not self._ends.requests.try_write(kind, parts):
+                asyncio.get_running_loop().call_later(RING_RETRY_S, self._send, kind, parts)
+        except PeerGone:
+            log.debug("record %s not sent: the leader is gone", kind.name)  # the supervisor tells everybody
 
     # ---- the way back ------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,10 @@ class Health:
             report |= {"phase": row["phase"].decode() or "spawning", "percent": int(row["percent"])}
         return report
 
+    def num_waiting(self) -> int:
+        """Requests in the scheduler's queue, as of its last step."""
+        return int(self._board.read_load(0)["num_waiting"])
+
     def loads(self) -> list[dict[str, object]]:
         """Each attention-DP rank's row as a dict."""
         return [_as_dict(row) | {"dp_rank": i} for i, row in enumerate(self._board.loads())]

@@ -33,6 +33,11 @@ class Entry:
     num_prompt_ids: int = 0
     marks: dict[str, int] = field(default_factory=dict)
 
+    def raise_if_over(self) -> None:
+        """For submit(), after each time it waited: raises what the request was ended with meanwhile."""
+        if self.state is EntryState.DONE:
+            self.finish.result()
+
     def become(self, state: EntryState) -> None:
         """The one way to change state."""
         assert state in NEXT[self.state], f"request {self.handle:#x}: {self.state.name} -> {state.name}"

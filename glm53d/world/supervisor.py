@@ -24,6 +24,7 @@ import uvloop
 
 from glm53d.chat.template import Template
 from glm53d.config import Config
+from glm53d.errors import EngineError, NotReady
 from glm53d.front.engine import Engine, EngineLimits, TextHalf
 from glm53d.front.health import Health, State
 from glm53d.front.pump import OutputPump
@@ -38,7 +39,7 @@ from glm53d.world.checkpoint import Checkpoint, read_checkpoint
 from glm53d.world.plan import layout
 
 if TYPE_CHECKING:
-    from torch.multiprocessing import Process
+    from multiprocessing.context import SpawnProcess
 
 log = get_logger(__name__)
 
@@ -99,7 +100,7 @@ class Daemon:
                 if event is Event.FAILED:
                     log.error("the daemon ends: %s", message)
                     self._health.become(State.UNHEALTHY, message)
-                    engine.fail_all(message)
+                    engine.fail_all(EngineError(message))
                     code = 1
                 else:
                     log.info("%s: draining", message)
@@ -126,7 +127,10 @@ class Daemon:
         ]  # fmt: skip
 
     def _tell(self, loop: asyncio.AbstractEventLoop) -> Callable[[Event, str], None]:
-        return lambda event, message: loop.call_soon_threadsafe(self._events.put_nowait, (event, message))
+        def tell(event: Event, message: str) -> None:
+            loop.call_soon_threadsafe(self._events.put_nowait, (event, message))
+
+        return tell
 
     def _load_text(self) -> TextHalf:
         encoder = Encoder(self._checkpoint.tokenizer, self._vocab, self._config.text.threads)
@@ -157,7 +161,7 @@ class Daemon:
             await asyncio.sleep(0.02)
         if len(engine.table):
             log.warning("%d request(s) did not finish in time", len(engine.table))
-            engine.fail_all("The server is shutting down.")
+            engine.fail_all(NotReady("The server is shutting down."))
 
 
 @dataclass(slots=True)
@@ -165,7 +169,7 @@ class Rank:
     """One spawned process."""
 
     number: int
-    process: "Process"
+    process: "SpawnProcess"
     pidfd: int
 
 
@@ -210,6 +214,7 @@ class Ranks:
         for spec in self._specs:
             process = context.Process(target=rank_main, args=(spec,), name=f"glm53d-rank-{spec.rank}")
             process.start()
+            assert process.pid is not None
             self._ranks.append(Rank(spec.rank, process, os.pidfd_open(process.pid)))
             if self._stopping.is_set():
                 return
@@ -265,4 +270,4 @@ class Ranks:
 
 def _stop_resource_tracker() -> None:
     """multiprocessing's helper process would outlive us by a moment; it holds nothing of ours."""
-    resource_tracker._resource_tracker._stop()
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # no public way
