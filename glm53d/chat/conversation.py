@@ -11,10 +11,11 @@ Json = Any
 class Conversation:
     """One prompt in the model's own terms.
 
-    messages: dicts with `role` in user, assistant, system, tool (a dialect has mapped the others) and `content`: a str, None
-    or a list of parts ({"type": "text", "text": ...} or a media part). An assistant message may have `reasoning_content`
-    (str) and `tool_calls` ([{"id", "type", "function": {"name", "arguments": dict}}]); a tool message has `tool_call_id`.
-    tools: [{"type": "function", "function": {...}}] or bare functions; None or [] is no tools.
+    messages: dicts with `role` in user, assistant, system, tool (a dialect has mapped the others) and `content`: a str,
+    None or a list of parts ({"type": "text", "text": ...} or a media part). An assistant message may have
+    `reasoning_content` (str) and `tool_calls` ([{"id", "type", "function": {"name", "arguments": dict}}]); a tool
+    message has `tool_call_id`. tools: [{"type": "function", "function": {...}}] or bare functions; None or [] is no
+    tools.
     """
 
     messages: list[dict[str, Json]]

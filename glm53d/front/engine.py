@@ -217,8 +217,8 @@ class Engine:
         content, reasoning = out.content, out.reasoning or out.content
         self.pump.open(
             handle,
-            content and content.prefix, content.suffix if content else b"",
-            reasoning and reasoning.prefix, reasoning.suffix if reasoning else b"",
+            content.prefix if content else None, content.suffix if content else b"",
+            reasoning.prefix if reasoning else None, reasoning.suffix if reasoning else b"",
             out.starts_in_reasoning, out.with_ids, out.skip_special_tokens,
         )  # fmt: skip
 

@@ -133,7 +133,7 @@ class Channels:
         return Board(self.segments["board"], self.world_id)
 
     def mark_gone(self, rank: int) -> None:
-        """The rank's process is dead: its readers take what it published, then raise PeerGone; those that sleep wake."""
+        """The rank's process is dead: readers take what it published, then raise PeerGone; those that sleep wake."""
         if rank > 0:
             self._writer_gone(f"result-{rank}")
             self._reader_gone("batch", rank - 1)

@@ -1,4 +1,7 @@
-"""Ids -> text. The native decoder streams; here are whole sequences, and a plain twin that tests compare it with. [R39]"""
+"""Ids -> text.
+
+The native decoder streams; here are whole sequences, and a plain twin that tests compare it with. [R39]
+"""
 
 from collections.abc import Iterable, Sequence
 

@@ -22,9 +22,10 @@ def run(runner: Runner, ends: FollowerEnds, world_id: int, spin_ns: int, beat: C
     step = 0
     while True:
         beat(time.monotonic_ns())
-        if not ends.batches.wait(spin_ns, WAIT_NS):
+        ends.batches.wait(spin_ns, WAIT_NS)
+        if (record := ends.batches.read()) is None:
             continue
-        kind, data = ends.batches.read()
+        kind, data = record
         if kind == RecordType.CONTROL and np.frombuffer(data, CONTROL, 1)["op"][0] == ControlOp.SHUTDOWN:
             return
         if kind != RecordType.BATCH:

@@ -90,9 +90,12 @@ class Leader:
 
     def result_of(self, ring: RingReader, batch: Batch) -> StepResult:
         """The follower's result of this very step."""
-        if not ring.wait(self.spin_ns, self.step_timeout_ns):
-            raise EngineError(f"a follower gave no result of step {batch.step} in time")
-        kind, data = ring.read()
+        deadline = time.monotonic_ns() + self.step_timeout_ns
+        while (record := ring.read()) is None:
+            if time.monotonic_ns() > deadline:
+                raise EngineError(f"a follower gave no result of step {batch.step} in time")
+            ring.wait(self.spin_ns, IDLE_WAIT_NS)
+        kind, data = record
         result = StepResult.decode(data)
         if kind != RecordType.RESULT or result.step != batch.step:
             raise EngineError(f"a follower answered step {result.step} to step {batch.step}")
