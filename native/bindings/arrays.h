@@ -1,5 +1,5 @@
-// numpy arrays in and out of bindings. Arguments are taken as they are (use .noconvert(): a wrong dtype is a TypeError, not
-// a hidden copy); results own their memory.
+// numpy arrays in and out of bindings. Arguments are taken as they are (use .noconvert(): a wrong dtype is a TypeError,
+// not a hidden copy); results own their memory.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -29,5 +29,6 @@ auto to_numpy(std::vector<Element> values) {
   const size_t rows = held->size();
   nanobind::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<std::vector<Element>*>(p); });
   held.release();
-  return nanobind::ndarray<nanobind::numpy, T, nanobind::shape<-1, Columns...>>(data, {rows, size_t{Columns}...}, owner);
+  using Result = nanobind::ndarray<nanobind::numpy, T, nanobind::shape<-1, Columns...>>;
+  return Result(data, {rows, size_t{Columns}...}, owner);
 }

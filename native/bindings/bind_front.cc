@@ -98,16 +98,16 @@ void bind_front(nb::module_& m) {
           "Forget the request: what still comes for it is stale.")
       .def(
           "set_slow", [](Pump& pump, uint64_t handle, bool slow) { pump.set_slow(checked(pump, handle), slow); },
-          "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase, at False or at the end.")
+          "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase.")
       .def("take", &take,
            nb::sig("def take(self) -> list[tuple[int, bytes, bytes | None, bytes, bytes, bytes, int, int]]"),
            "All since the last take(), when fileno() is readable: for each stream one tuple\n"
            "(handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
-           "finish: the last OutputRecord, whole, after which the handle is forgotten; else None. text, reasoning and ids\n"
-           "(int32) come with the finish of a request without frames. A record that is no output comes as\n"
+           "finish: the last OutputRecord, whole, after which the handle is forgotten; else None. text, reasoning and\n"
+           "ids (int32) come with the finish of a request without frames. A record that is no output comes as\n"
            "(0, b'', payload, b'', b'', b'', its type, 0).")
       .def("fileno", &Pump::fileno, "An eventfd, readable when there is something to take, and when writer_gone turns.")
-      .def("stats", &stats, "Counts since the start: records, tokens, frames, stale, order_errors, malformed, unknown_ids.")
+      .def("stats", &stats, "Counts since the start, by name: see PumpStats.")
       .def_prop_ro("writer_gone", &Pump::writer_gone, "No more output will come; what came can still be taken.")
       .def_prop_ro("corrupt", &Pump::corrupt, "writer_gone, because what lies in the ring cannot be read.");
 }

@@ -1,5 +1,5 @@
-// For glm53d/kv: the prefix tree. Every call keeps the GIL: the longest takes tens of microseconds on the scheduler's step
-// path, and getting the GIL back from another thread may take that thread's whole switch interval, milliseconds.
+// For glm53d/kv: the prefix tree. Every call keeps the GIL: the longest takes tens of microseconds on the scheduler's
+// step path, and getting the GIL back from another thread may take that thread's whole switch interval, milliseconds.
 #include <nanobind/stl/pair.h>
 
 #include <string>
@@ -45,8 +45,8 @@ auto insert(CheckedTree& self, int64_t node, const Hashes& hashes, const Array1<
 void bind_kv(nb::module_& m) {
   nb::class_<CheckedTree>(
       m, "PrefixTree",
-      "Which pages of one KV pool hold which prefix. [R27] One owner, one thread. A node is an int, the root is 0; any but\n"
-      "a locked one may be gone after evict(). `now` is a counter that never goes back.")
+      "Which pages of one KV pool hold which prefix. [R27] One owner, one thread. A node is an int, the root is 0;\n"
+      "any but a locked one may be gone after evict(). `now` is a counter that never goes back.")
       .def(nb::init<size_t>(), nb::arg("page_size"))
       .def_ro("page_size", &CheckedTree::page_size)
       .def(
@@ -56,8 +56,8 @@ void bind_kv(nb::module_& m) {
             return std::pair(match.num_pages, match.node);
           },
           nb::arg("hashes").noconvert(), nb::arg("now"),
-          "(pages cached of this prefix, the node that ends there), all of it now last used. A node in whose middle it ends\n"
-          "is split, so pages(node) is exactly the match.")
+          "(pages cached of this prefix, the node that ends there), all of it now last used. A node in whose middle\n"
+          "it ends is split, so pages(node) is exactly the match.")
       .def(
           "peek", [](const CheckedTree& self, const Hashes& hashes) { return self.tree.peek(run(hashes)); },
           nb::arg("hashes").noconvert(), "Pages cached of this prefix; changes nothing.")
@@ -81,8 +81,8 @@ void bind_kv(nb::module_& m) {
       .def("insert", &insert, nb::arg("node"), nb::arg("hashes").noconvert(), nb::arg("pages").noconvert(),
            nb::arg("now"),
            "Put pages behind a node: (the node that ends there, the tree's page for each hash).\n\n"
-           "Where the tree had a page of that hash it keeps its own: there the returned page differs from the one given, and\n"
-           "the given one stays the caller's.")
+           "Where the tree had a page of that hash it keeps its own: there the returned page differs from the one\n"
+           "given, and the given one stays the caller's.")
       .def(
           "evict", [](CheckedTree& self, size_t n) { return to_numpy<int32_t>(self.tree.evict(n)); }, nb::arg("n"),
           "Drop up to n pages and return them, the least recently used leaf first, each leaf from its tail.")

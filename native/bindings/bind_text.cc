@@ -65,7 +65,7 @@ nb::bytes finish(Decoder& decoder) {
 void bind_text(nb::module_& m) {
   m.def("page_hashes", &hash_pages, nb::arg("ids").noconvert(), nb::arg("page_size"), nb::arg("key"), nb::arg("seed"),
         "The chained hash of each full page, uint64 [num_full_pages, 2]. [R19]\n\n"
-        "key: 16 bytes. seed: what the chain starts from, any bytes; the 16 bytes of a page's hash continue behind it.");
+        "key: 16 bytes. seed: what the chain starts from, any bytes; a page's 16 bytes continue behind it.");
 
   nb::class_<ByteVocab>(m, "ByteVocab", "The bytes of each token id. Immutable: any thread may use it.")
       .def("__init__", &make_vocab, nb::arg("tokens"), nb::arg("special"),
@@ -74,10 +74,10 @@ void bind_text(nb::module_& m) {
       .def("__getitem__", &token_bytes, nb::arg("id"));
 
   nb::class_<Decoder>(m, "Decoder",
-                      "Ids in any pieces to UTF-8, each character as soon as it is whole. [R39] One stream, one thread.\n\n"
+                      "Ids in any pieces to UTF-8, each character as soon as it is whole. [R39] One thread.\n\n"
                       "All output together equals b''.join(tokens).decode('utf-8', errors='replace').")
       .def(nb::init<const ByteVocab&, bool>(), nb::arg("vocab"), nb::arg("skip_special"), nb::keep_alive<1, 2>())
-      .def("feed", &feed, nb::arg("ids").noconvert(), "The UTF-8 that is certain now. Ids outside the vocabulary add none.")
+      .def("feed", &feed, nb::arg("ids").noconvert(), "The UTF-8 that is certain now; an unknown id adds none.")
       .def("finish", &finish, "U+FFFD when a character has begun, else nothing. The decoder is fresh again.")
       .def_prop_ro("unknown_ids", &Decoder::unknown_ids, "How many ids were outside the vocabulary.");
 }

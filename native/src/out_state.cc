@@ -51,7 +51,8 @@ void OutState::finish() {
 size_t OutState::write_frames(std::string& out) {
   size_t num_frames = 0;
   for (const Phase phase : {kReasoning, kContent}) {
-    const auto ids = phase == kReasoning ? std::span(ids_).first(ids_reasoning_) : std::span(ids_).subspan(ids_reasoning_);
+    const std::span all(ids_);
+    const auto ids = phase == kReasoning ? all.first(ids_reasoning_) : all.subspan(ids_reasoning_);
     if (text_[phase].empty() && ids.empty()) continue;
     const Frame& frame = phase == kReasoning && spec_.reasoning ? *spec_.reasoning : *spec_.content;
     if (spec_.with_ids)

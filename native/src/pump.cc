@@ -39,7 +39,7 @@ std::string_view bytes_of(std::span<const T> values) noexcept {
 
 }  // namespace
 
-// ---- the loop's side --------------------------------------------------------------------------------------------------
+// ---- the loop's side ------------------------------------------------------------------------------------------------
 
 Pump::Pump(const ByteVocab& vocab, size_t max_slots, int32_t end_reasoning_id)
     : vocab_(vocab), end_reasoning_id_(end_reasoning_id), slots_(max_slots) {}
@@ -109,7 +109,7 @@ PumpStats Pump::stats() const noexcept {
           get(c.malformed), get(c.unknown_ids)};
 }
 
-// ---- the pump's thread ------------------------------------------------------------------------------------------------
+// ---- the pump's thread ----------------------------------------------------------------------------------------------
 
 void Pump::run() noexcept {  // the one exception possible is bad_alloc, and without memory the process cannot go on
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -197,8 +197,8 @@ void Pump::handle_output(std::string_view payload) {
 // [R13] What is missing cannot be had again, so the stream ends with what it got and an error.
 void Pump::fail_order(Slot& slot, const OutputRecord& head) {
   add(counters_.order_errors, 1);
-  const std::string error = "internal_error: token " + std::to_string(head.token_offset) + " of this request came where " +
-                            std::to_string(slot.num_ids) + " was the next";
+  const std::string error = "internal_error: token " + std::to_string(head.token_offset) +
+                            " of this request came where " + std::to_string(slot.num_ids) + " was the next";
   OutputRecord last = head;
   last.num_ids = last.held_bytes = 0;
   last.finish_reason = static_cast<uint32_t>(FinishReason::kError);

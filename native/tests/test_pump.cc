@@ -1,4 +1,5 @@
-// The pump with a leader and a loop in threads of their own, for ThreadSanitizer; what it makes of cuts is in tests/property.
+// The pump with a leader and a loop in threads of their own, for ThreadSanitizer; what it makes of cuts is in
+// tests/property.
 #include <poll.h>
 
 #include <algorithm>
@@ -136,8 +137,10 @@ static void every_stream_gets_its_text_while_some_are_slow() {
 
   for (size_t stream = 0; stream < kStreams; ++stream) {
     std::string expected[2];
-    for (uint32_t i = 0; i < kTokens; ++i)
-      if (i != kTokens / 3) expected[i < kTokens / 3 ? kReasoning : kContent] += static_cast<char>('a' + token_of(stream, i));
+    for (uint32_t i = 0; i < kTokens; ++i) {
+      if (i == kTokens / 3) continue;
+      expected[i < kTokens / 3 ? kReasoning : kContent] += static_cast<char>('a' + token_of(stream, i));
+    }
     CHECK(seen[handle_of(stream)].text[kReasoning] == expected[kReasoning]);
     CHECK(seen[handle_of(stream)].text[kContent] == expected[kContent]);
   }

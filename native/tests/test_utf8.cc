@@ -1,5 +1,5 @@
-// UTF-8 from pieces: the table of Unicode section 3.9, and that no cut changes anything. Python's decoder is the measure in
-// tests/property.
+// UTF-8 from pieces: the table of Unicode section 3.9, and that no cut changes anything. Python's decoder is the
+// measure in tests/property.
 #include <string>
 #include <string_view>
 

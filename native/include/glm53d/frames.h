@@ -1,4 +1,5 @@
-// Text -> the bytes of a server-sent event. Knows JSON strings and no dialect: what stands around the text it is told. [R41]
+// Text -> the bytes of a server-sent event. Knows JSON strings and no dialect: what stands around the text it is told.
+// [R41]
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,6 +1,7 @@
-// Hand things from some threads of one process to another thread, without a lock: an intrusive stack that is taken whole.
+// Hand things from some threads of one process to another thread, without a lock: an intrusive stack that is taken
+// whole.
 //
-//   head_ -> newest -> ... -> oldest        push: new->next = head, CAS head       take: exchange head with null, reverse
+//   head_ -> newest -> ... -> oldest      push: new->next = head, CAS head      take: exchange head with null, reverse
 //
 // No ABA: nobody takes a single item off, and a pushed one is not touched again by who pushed it.
 #pragma once
@@ -33,8 +34,8 @@ class Handoff {
 
   // Call each(std::unique_ptr<T>) with every item, oldest first. One thread.
   //
-  // The relaxed look that makes an empty one cheap misses nothing that happened before: a push that happens before take(),
-  // by whatever chain of synchronisation, is seen by coherence.
+  // The relaxed look that makes an empty one cheap misses nothing that happened before: a push that happens before
+  // take(), by whatever chain of synchronisation, is seen by coherence.
   template <class Each>
   void take(Each&& each) {
     if (head_.load(std::memory_order_relaxed) == nullptr) return;

@@ -2,8 +2,8 @@
 //
 //   ids ─> bytes ─> raw_: what held_bytes keeps back ─> UTF-8 ─> text_[reasoning], text_[content] ─> write_frames()
 //
-// A chat turn begins in reasoning; the first end_reasoning_id there ends it and has no bytes itself. What is held may span
-// that border (a stop string is looked for across it), so raw_ remembers how many of its bytes are reasoning.
+// A chat turn begins in reasoning; the first end_reasoning_id there ends it and has no bytes itself. What is held may
+// span that border (a stop string is looked for across it), so raw_ remembers how many of its bytes are reasoning.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -36,8 +36,8 @@ class OutState {
       : vocab_(&vocab), end_reasoning_id_(end_reasoning_id), spec_(std::move(spec)),
         arriving_(spec_.starts_in_reasoning ? kReasoning : kContent), leaving_(arriving_) {}
 
-  // The next ids. The last held_bytes bytes of all so far are kept back, for as long as each call says so. Returns how many
-  // ids were not in the vocabulary: they have no bytes.
+  // The next ids. The last held_bytes bytes of all so far are kept back, for as long as each call says so. Returns how
+  // many ids were not in the vocabulary: they have no bytes.
   size_t feed(std::span<const int32_t> ids, size_t held_bytes);
 
   // Nothing more comes: what is kept back is dropped, a character that has begun becomes U+FFFD.

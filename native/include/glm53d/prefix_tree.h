@@ -5,17 +5,17 @@
 //            │              └─ [h6] 3           children: one table for the whole tree, (parent, first hash) -> node
 //            └─ [h8] 5
 //
-// A match compares runs of hashes in memory and does one table look-up per node, so a prompt of 15,625 pages costs tens of
-// microseconds in one node as in 512.
+// A match compares runs of hashes in memory and does one table look-up per node, so a prompt of 15,625 pages costs tens
+// of microseconds in one node as in 512.
 //
-// Locks. A request locks the last node it uses; ancestors stay because they have children. `held` of a node counts its held
-// children, plus one while it is locked itself; a page is evictable exactly while its node's held is 0.
+// Locks. A request locks the last node it uses; ancestors stay because they have children. `held` of a node counts its
+// held children, plus one while it is locked itself; a page is evictable exactly while its node's held is 0.
 //
 // Splits. When something ends inside a run, the front becomes a new node and the rest keeps id, locks and children: who
 // locked a node locked all of it, so it goes on to mean the same pages.
 //
-// Eviction. Leaves with held == 0 wait in a heap by last use. Entries are not moved when a leaf is used, locked or extended,
-// but looked at again when they come up: each node has one entry at most, each use costs one re-push at most.
+// Eviction. Leaves with held == 0 wait in a heap by last use. Entries are not moved when a leaf is used, locked or
+// extended, but looked at again when they come up: each node has one entry at most, each use costs one re-push at most.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -54,7 +54,8 @@ class PrefixTree {
   std::vector<int32_t> pages(NodeId node) const;
   std::vector<int32_t> all_pages() const;
 
-  // Put pages behind `node`; owned[i] becomes the tree's page for hashes[i], which is not pages[i] where it had one already.
+  // Put pages behind `node`; owned[i] becomes the tree's page for hashes[i], which is not pages[i] where it had one
+  // already.
   NodeId insert(NodeId node, std::span<const Hash128> hashes, std::span<const int32_t> pages, uint64_t now,
                 int32_t* owned);
   // Free up to n pages, least recently used leaf first, each from its tail.
@@ -85,7 +86,9 @@ class PrefixTree {
   };
   struct ChildKeyHash {
     // The page hash is keyed and uniform already.
-    size_t operator()(const ChildKey& k) const noexcept { return k.first.lo ^ (uint64_t(k.parent) * 0x9e3779b97f4a7c15); }
+    size_t operator()(const ChildKey& k) const noexcept {
+      return k.first.lo ^ (uint64_t(k.parent) * 0x9e3779b97f4a7c15);
+    }
   };
   using Entry = std::pair<uint64_t, NodeId>;  // last use when pushed
 

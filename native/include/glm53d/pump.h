@@ -1,13 +1,13 @@
 // The output pump: a thread of main that turns what the leader publishes into bytes for sockets. [R13] [R41]
 //
-//   output ring ─> pump thread: slot by handle, check, decode, frame ─> Delivery ─> deliveries_ ─ eventfd ─> loop: take()
+//   output ring ─> pump: slot by handle, check, decode, frame ─> Delivery ─> deliveries_ ── eventfd ─> loop: take()
 //                     ^ commands_ <─ open, close, set_slow: loop                      spare_ <─ emptied deliveries
 //
-// The thread never takes the GIL, and neither side ever waits for the other: both hand over through a Handoff. Commands are
-// looked at before every record, and a request is opened before it is sent, so no record comes to an unknown slot.
+// The thread never takes the GIL, and neither side ever waits for the other: both hand over through a Handoff. Commands
+// are looked at before every record, and a request is opened before it is sent, so no record comes to an unknown slot.
 //
-// Wake. The pump writes the eventfd when it pushes into an empty deliveries_; take() first resets the eventfd, then empties.
-// A push after that emptying finds it empty and signals again, so nothing is left lying.
+// Wake. The pump writes the eventfd when it pushes into an empty deliveries_; take() first resets the eventfd, then
+// empties. A push after that emptying finds it empty and signals again, so nothing is left lying.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -83,11 +83,11 @@ class Pump {
   // Ends the thread, within a tenth of a second; what it delivered can still be taken.
   void stop() noexcept;
 
-  // By the loop. Commands take effect in the order given, before any record read later. The index of a handle, its low 32
-  // bits, is below max_slots; 0 is no handle.
+  // By the loop. Commands take effect in the order given, before any record read later. The index of a handle, its low
+  // 32 bits, is below max_slots; 0 is no handle.
   void open(uint64_t handle, OutSpec spec);
   void close(uint64_t handle);
-  // While slow, text is kept per phase; it leaves as one frame each when cleared (within milliseconds) or at the finish.
+  // While slow, text is kept per phase; it leaves as one frame each, within milliseconds of false or at the finish.
   void set_slow(uint64_t handle, bool slow);
 
   // By the loop, when fileno() is readable: stream(std::span<const OutPiece>) for each stream, its pieces in order, and

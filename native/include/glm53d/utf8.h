@@ -1,7 +1,8 @@
 // Bytes in any pieces -> valid UTF-8, as soon as each character is whole. [R39]
 //
-// Concatenated output equals Python's bytes.decode("utf-8", errors="replace") of all the input: each maximal subpart of an
-// ill-formed sequence (Unicode, section 3.9) becomes one U+FFFD. No history is kept beyond a character that has begun.
+// Concatenated output equals Python's bytes.decode("utf-8", errors="replace") of all the input: each maximal subpart of
+// an ill-formed sequence (Unicode, section 3.9) becomes one U+FFFD. No history is kept beyond a character that has
+// begun.
 #pragma once
 #include <cstddef>
 #include <cstdint>
