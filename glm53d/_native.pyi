@@ -351,6 +351,32 @@ class TokenLog:
     def clear(self, slot: int) -> None:
         """The slot is free: its ids and their memory go."""
 
+class StopTable:
+    """
+    The stop strings of the requests that run, by slot. [R38] [R40] One owner, one thread.
+    """
+
+    def __init__(self, max_slots: int, vocab: ByteVocab, end_reasoning_id: int) -> None: ...
+
+    def open(self, slot: int, stops: Sequence[bytes], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], skip_special: bool, in_content: bool, keep_match: bool) -> int:
+        """
+        A request takes the slot, having put out ids; its held_bytes. ValueError when they have a stop string already.
+
+        stops: bytes, none empty. in_content: what is before the first end_reasoning_id is not looked at. keep_match:
+        what matches is shown; what is behind it never is.
+        """
+
+    def feed(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None, 3))]:
+        """
+        One step's tokens, ids[i, :counts[i]] of slots[i], each open: int32 [n, 3] of (count, matched, held_bytes).
+
+        count: the tokens up to the one that completes a stop string, matched its index; else all, and -1. held_bytes:
+        of the text's end, what may be the beginning of a stop string; at a match, what is cut off.
+        """
+
+    def close(self, slot: int) -> None:
+        """The slot is free. Does nothing for one without stop strings."""
+
 def set_parent_death_signal() -> None:
     """
     Have the kernel kill this process when the thread that spawned it ends. The caller then re-checks getppid(): the parent may already be gone.

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from bench.measure import Row, make_parser, percentile, report
+from glm53d._native import ByteVocab
 from glm53d.ipc.batch import StepResult
 from glm53d.sched import results
 from glm53d.sched.scheduler import Limits, Scheduler
@@ -36,7 +37,9 @@ class World:
                 max_step_tokens=2048,
                 eos_ids=(0,),
                 vocab_size=150_000,
-            )
+                think_end=149_999,
+            ),
+            ByteVocab([b"text"] * 150_000, [False] * 150_000),
         )
         rng = np.random.default_rng(rows)
         for handle in range(1, rows + 1):

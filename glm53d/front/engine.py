@@ -28,8 +28,11 @@ from glm53d.ipc.records import (
     CONTROL,
     GENERATE,
     IGNORE_EOS,
+    NO_STOP_TRIM,
     OUTPUT,
     PROBE,
+    SKIP_SPECIAL,
+    STOP_IN_CONTENT,
     ControlOp,
     FinishReason,
     RecordType,
@@ -239,14 +242,15 @@ class Engine:
     def _generate_record(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> list[bytes]:
         job, sampling = entry.job, entry.job.sampling
         stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
+        stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
         head = np.zeros(1, GENERATE)
         row = head[0]
         row["handle"], row["arrival_ns"] = entry.handle, job.received_ns
         row["seed"] = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1)
         row["chain_lo"], row["chain_hi"] = np.frombuffer(self._text.chain_seed, np.uint64)
         row["num_prompt_ids"], row["num_page_hashes"] = len(ids), len(hashes)
-        row["num_stop_ids"], row["rid_bytes"] = len(stop_ids), len(rid)
-        row["flags"] = (IGNORE_EOS if sampling.ignore_eos else 0) | (PROBE if job.rid == PROBE_RID else 0)
+        row["num_stop_ids"], row["stop_bytes"], row["rid_bytes"] = len(stop_ids), len(stop), len(rid)
+        row["flags"] = _flags(job)
         row["max_new_tokens"] = min(room, sampling.max_new_tokens or room)
         row["stream_interval"] = (
             self.config.output.stream_interval if job.out.content else self.config.output.plain_interval
@@ -256,7 +260,8 @@ class Engine:
         row["repetition_penalty"] = 1.0
         for name in ("priority", "top_k", "temperature", "top_p", "min_p", "min_new_tokens"):
             row[name] = getattr(sampling, name)
-        return [head.tobytes(), _padded(ids.tobytes()), hashes.tobytes(), _padded(stop_ids.tobytes()), rid]
+        tail = (ids.tobytes(), hashes.tobytes(), stop_ids.tobytes(), stop, rid)
+        return [head.tobytes(), *map(_padded, tail)]
 
     def abort(self, stream: Stream) -> None:
         """Stop a request at once, wherever it is; does nothing for one that is over. [R22]"""
@@ -329,10 +334,11 @@ class Engine:
             reasoning_tokens=reasoning_tokens, cached_tokens=device + host + storage,
             cached_device=device, cached_host=host, cached_storage=storage,
         )  # fmt: skip
-        matched = int(head["matched_id"])
+        matched_id, matched_stop = int(head["matched_id"]), int(head["matched_stop"])
         finish = Finish(
-            FinishReason(int(head["finish_reason"])), usage, None if matched < 0 else matched, text.decode(),
-            reasoning.decode(), np.frombuffer(ids, np.int32), marks,
+            FinishReason(int(head["finish_reason"])), usage, None if matched_id < 0 else matched_id,
+            None if matched_stop < 0 else entry.job.sampling.stop[matched_stop], text.decode(), reasoning.decode(),
+            np.frombuffer(ids, np.int32), marks,
         )  # fmt: skip
         self._end(entry, finish=finish)
 
@@ -407,6 +413,18 @@ class Engine:
             info["encoder"] = self._text.encoder.backend
             info["channels"] = self._topology
         return info
+
+
+def _flags(job: Job) -> int:
+    """GenerateRecord.flags."""
+    flags = {
+        IGNORE_EOS: job.sampling.ignore_eos,
+        PROBE: job.rid == PROBE_RID,
+        NO_STOP_TRIM: job.sampling.no_stop_trim,
+        SKIP_SPECIAL: job.out.skip_special_tokens,
+        STOP_IN_CONTENT: job.out.starts_in_reasoning,
+    }
+    return sum(flag for flag, is_set in flags.items() if is_set)
 
 
 def _padded(data: bytes) -> bytes:

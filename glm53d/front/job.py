@@ -21,6 +21,9 @@ class SamplingParams:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
+    # Looked for in the text that the client gets, in a chat in its content only; the first found ends it. [R40]
+    stop: tuple[str, ...] = ()
+    no_stop_trim: bool = False  # what matched stays in the text
     priority: int = 0
 
 
@@ -80,10 +83,16 @@ class Finish:
     reason: FinishReason
     usage: Usage
     matched_id: int | None = None
+    matched_stop: str | None = None
     text: str = ""
     reasoning: str = ""
     output_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     marks: dict[str, int] = field(default_factory=dict)  # CLOCK_MONOTONIC ns by name [R23]
+
+    @property
+    def matched(self) -> int | str | None:
+        """What ended it, the stop string or the id; None when nothing of these did."""
+        return self.matched_id if self.matched_stop is None else self.matched_stop
 
     @property
     def queue_time(self) -> float:

@@ -61,7 +61,7 @@ class FinishReason(IntEnum):
 
 
 # GenerateRecord.flags
-IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM = 1, 2, 4, 8
+IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT = 1, 2, 4, 8, 16, 32
 # Batch rows' flags
 ROW_SAMPLE, ROW_FEED = 1, 2
 

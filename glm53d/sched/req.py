@@ -5,7 +5,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import GENERATE, OUTPUT, FinishReason, align8
+from glm53d.ipc.records import GENERATE, IGNORE_EOS, OUTPUT, FinishReason, align8
 
 
 class ReqState(IntEnum):
@@ -40,6 +40,7 @@ class Req:
     num_output_ids: int  # while it waits; Slots.num_output while it runs
     hashes: np.ndarray  # [n, 2] uint64 of the sequence's full pages, as far as known
     stop_ids: np.ndarray  # int32, beyond the model's own end-of-turn ids
+    stop_strings: list[bytes]
     rid: str
     order: int  # arrival number: the queue's order within a priority
     state: ReqState = ReqState.WAITING
@@ -75,14 +76,16 @@ class Req:
         output = part(np.int32, int(head["num_output_ids"]))
         hashes = part(np.uint64, 2 * int(head["num_page_hashes"])).reshape(-1, 2)
         stop_ids = part(np.int32, int(head["num_stop_ids"]))
-        for name, size in (("stop_bytes", 1), ("num_logit_bias", 8), ("grammar_bytes", 1)):
+        stop_strings = _split(bytes(part(np.uint8, int(head["stop_bytes"]))))
+        for name, size in (("num_logit_bias", 8), ("grammar_bytes", 1)):
             offset += align8(int(head[name]) * size)
         rid = bytes(part(np.uint8, int(head["rid_bytes"]))).decode()
         cached = int(head["cached_device"])
         return cls(
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
-            num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids, rid=rid,
-            order=order, cached_tokens=cached, inbox_ns=now_ns, waiting_since_ns=now_ns,
+            num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
+            stop_strings=stop_strings, rid=rid, order=order, cached_tokens=cached, inbox_ns=now_ns,
+            waiting_since_ns=now_ns,
         )  # fmt: skip
 
 
@@ -101,6 +104,7 @@ class Slots:
         self.max_output = np.zeros(max_slots, np.int64)
         self.ignore_eos = np.zeros(max_slots, bool)
         self.has_stop_ids = np.zeros(max_slots, bool)
+        self.has_stop_strings = np.zeros(max_slots, bool)
         self.num_pages = np.zeros(max_slots, np.int64)
         self.table = np.zeros((max_slots, 64), np.int32)  # page numbers; columns double on need
         self.sent = np.zeros(max_slots, np.int64)
@@ -123,8 +127,9 @@ class Slots:
         self.prefix_len[slot] = 0
         self.num_output[slot] = self.sent[slot] = req.num_output_ids
         self.max_output[slot] = max_output
-        self.ignore_eos[slot] = bool(int(head["flags"]) & 1)
+        self.ignore_eos[slot] = bool(int(head["flags"]) & IGNORE_EOS)
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
+        self.has_stop_strings[slot] = len(req.stop_strings) > 0
         self.num_pages[slot] = 0
         self.interval[slot] = max(1, int(head["stream_interval"]))
         self.out_heads[slot] = out_head(req)
@@ -165,3 +170,13 @@ def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> np.void:
     head["inbox_ns"] = req.inbox_ns
     head["queue_ns"] = req.queue_ns
     return head
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Strings that lie one behind the other, each behind its length."""
+    strings, at = [], 0
+    while at < len(data):
+        end = at + 2 + int.from_bytes(data[at : at + 2], "little")
+        strings.append(data[at + 2 : end])
+        at = end
+    return strings

@@ -11,8 +11,9 @@ from glm53d.sched.scheduler import Scheduler
 def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> None:
     """Take what a step sampled into the books of its requests, and end those that are over.
 
-    A block of several tokens is cut at the first end of turn and at max_output: what comes after is neither counted,
-    sent nor cached. Vectorised over the batch; only prompts and finished requests are looked at one by one.
+    A block of several tokens is cut at the first end of turn, at max_output and at the token that completes a stop
+    string: what comes after is neither counted, sent nor cached. Vectorised over the batch; only prompts and finished
+    requests are looked at one by one.
     """
     slots = sched.slots
     sched.throttle.now_ns = now_ns
@@ -29,17 +30,20 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         return
     slot, ids = batch.row_slot[rows], result.ids[rows]
     counts, ended = _cut(sched, slot, ids, result.counts[rows])
+    stopped = _match_stops(sched, slot, ids, counts)
     sched.log.append(slot, counts, ids)
     slots.seq_len[slot] += counts
     slots.num_output[slot] += counts
     sched.counters.decode_tokens += int(counts.sum())
     full = slots.num_output[slot] >= slots.max_output[slot]
-    for i in np.flatnonzero(ended | full):
+    ended[list(stopped)] = True
+    for i in np.flatnonzero(ended | full).tolist():
         req = slots.reqs[slot[i]]
         assert req is not None
-        last = int(ids[i, counts[i] - 1])
-        if ended[i]:
-            sched.throttle.finish(req, FinishReason.STOP, last)
+        if i in stopped:  # also where an end of turn completes it: what is cut off counts
+            sched.throttle.finish(req, FinishReason.STOP, matched_stop=stopped[i])
+        elif ended[i]:
+            sched.throttle.finish(req, FinishReason.STOP, matched_id=int(ids[i, counts[i] - 1]))
         else:
             sched.throttle.finish(req, FinishReason.LENGTH)
         sched.finish(req)
@@ -80,3 +84,19 @@ def _cut(sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray
     ends &= np.arange(ids.shape[1]) < counts[:, None]
     ended = ends.any(1)
     return np.where(ended, ends.argmax(1) + 1, counts).astype(np.int32), ended
+
+
+def _match_stops(sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> dict[int, int]:
+    """Look for stop strings in the tokens that count; the index of its string for each row that says one. [R40]
+
+    Args:
+        slot, ids: as in _cut. counts: [n] int32; of a row with a match it becomes the token that completes it.
+    """
+    slots = sched.slots
+    rows = np.flatnonzero(slots.has_stop_strings[slot])
+    if not len(rows):
+        return {}
+    fed = sched.stops.feed(slot[rows], counts[rows], ids[rows])
+    counts[rows] = fed[:, 0]
+    slots.out_heads["held_bytes"][slot[rows]] = fed[:, 2]
+    return {row: matched for row, matched in zip(rows.tolist(), fed[:, 1].tolist(), strict=True) if matched >= 0}

@@ -14,9 +14,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from glm53d._native import TokenLog, page_hashes
+from glm53d._native import ByteVocab, StopTable, TokenLog, page_hashes
 from glm53d.ipc.batch import Batch
-from glm53d.ipc.records import PROBE, ROW_FEED, ROW_SAMPLE, SLOT_INIT, FinishReason
+from glm53d.ipc.records import (
+    NO_STOP_TRIM,
+    PROBE,
+    ROW_FEED,
+    ROW_SAMPLE,
+    SKIP_SPECIAL,
+    SLOT_INIT,
+    STOP_IN_CONTENT,
+    FinishReason,
+)
 from glm53d.kv.books import check as check_books
 from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
@@ -38,6 +47,7 @@ class Limits:
     max_step_tokens: int  # per attention-DP rank
     eos_ids: tuple[int, ...]
     vocab_size: int
+    think_end: int  # the id that ends reasoning
     hash_key: bytes = bytes(16)
     debug: bool = False  # check the books after every step
 
@@ -75,7 +85,8 @@ class Counters:
 class Scheduler:
     """Plans one step at a time for all ranks."""
 
-    def __init__(self, limits: Limits, world_id: int = 0):
+    def __init__(self, limits: Limits, vocab: ByteVocab, world_id: int = 0):
+        """vocab is main's: both count the same bytes of text. [R40]"""
         self.limits = limits
         self.world_id = world_id
         self.ranks = [
@@ -83,6 +94,7 @@ class Scheduler:
         ]
         self.slots = Slots(limits.max_running, limits.page_size)
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
+        self.stops = StopTable(limits.max_running, vocab, limits.think_end)
         self.reqs: dict[int, Req] = {}  # by handle: waiting and running
         self.throttle = Throttle(self.slots, self.log)
         self.counters = Counters()
@@ -313,9 +325,19 @@ class Scheduler:
         slot = self.slots.take(req, self._max_output(req), now_ns)
         self.slots.prefix_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
+        if req.stop_strings:
+            self._watch_stops(req)
         self._inits.append(req)
         self._append_pages(req, np.concatenate([matched, pages]))
         self.ranks[dp_rank].prefilling.append(req)
+
+    def _watch_stops(self, req: Req) -> None:
+        """Look for its stop strings from here on; a retracted or resumed request has said something already. [R53]"""
+        flags = int(req.head["flags"])
+        self.slots.out_heads[req.slot]["held_bytes"] = self.stops.open(
+            req.slot, req.stop_strings, req.tokens[req.num_prompt_ids :], skip_special=bool(flags & SKIP_SPECIAL),
+            in_content=bool(flags & STOP_IN_CONTENT), keep_match=bool(flags & NO_STOP_TRIM),
+        )  # fmt: skip
 
     def _max_output(self, req: Req) -> int:
         room = min(self.limits.max_context_len, self.limits.num_pages * self.limits.page_size) - req.num_prompt_ids
@@ -395,6 +417,7 @@ class Scheduler:
         self._inits = [other for other in self._inits if other is not req]
         self._runs = [run for run in self._runs if run[0] != slot]
         self.log.clear(slot)
+        self.stops.close(slot)
         self.slots.release(req)
 
     def _forget(self, req: Req) -> None:

@@ -46,10 +46,12 @@ class Throttle:
         """The records of these slots are in the ring."""
         self._slots.sent[due] = self._slots.num_output[due]
 
-    def finish(self, req: Req, reason: FinishReason, matched_id: int = -1) -> None:
-        """A running request's last record, with all that is unsent."""
+    def finish(self, req: Req, reason: FinishReason, *, matched_id: int = -1, matched_stop: int = -1) -> None:
+        """A running request's last record, with all that is unsent. Only a match keeps text back for ever. [R38]"""
         heads, ids = self.records(np.array([req.slot], np.int32))
-        heads["finish_reason"], heads["matched_id"] = reason, matched_id
+        heads["finish_reason"], heads["matched_id"], heads["matched_stop"] = reason, matched_id, matched_stop
+        if matched_stop < 0:
+            heads["held_bytes"] = 0
         self._last.append((heads, ids, b""))
 
     def flush(self, req: Req) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glm53d._native import set_parent_death_signal
+from glm53d._native import ByteVocab, set_parent_death_signal
 from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone
 from glm53d.ipc.board import Board
@@ -43,6 +43,10 @@ class RankSpec:
     num_base_ids: int  # ids below it are ordinary text
     tokenizer: Path
     hash_key: bytes
+    think_end: int  # the id that ends reasoning
+    # Of each id, for the leader, who finds stop strings in them; followers get none.
+    token_bytes: list[bytes]
+    special: list[bool]
 
 
 class Report:
@@ -135,7 +139,8 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         attn_dp_size=config.parallel.attn_dp_size, num_pages=loaded.num_pages, page_size=loaded.page_size,
         max_context_len=min(loaded.max_context_len, config.model.max_context_len or loaded.max_context_len),
         max_running=config.scheduler.max_running_requests, max_step_tokens=config.scheduler.max_step_tokens,
-        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, hash_key=spec.hash_key, debug=config.scheduler.debug_checks,
+        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, hash_key=spec.hash_key,
+        debug=config.scheduler.debug_checks,
     )  # fmt: skip
 
 
@@ -146,7 +151,7 @@ def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
     report.set(state=RUNNING)
     leader = Leader(
-        Scheduler(limits, spec.channels.world_id),
+        Scheduler(limits, ByteVocab(spec.token_bytes, spec.special), spec.channels.world_id),
         runner,
         ends,
         spin_ns(spec),

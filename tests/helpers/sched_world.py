@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from glm53d._native import page_hashes
+from glm53d._native import ByteVocab, page_hashes
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.records import GENERATE, OUTPUT, ROW_FEED, ROW_SAMPLE, FinishReason, align8
 from glm53d.sched import results
@@ -27,6 +27,7 @@ def generate_record(
     page_size: int = 4,
     output: list[int] | None = None,
     stop_ids: tuple[int, ...] = (),
+    stop: tuple[str, ...] = (),
     **fields: float,
 ) -> bytes:
     """A generate record as main would send it."""
@@ -35,23 +36,38 @@ def generate_record(
     head = np.zeros(1, GENERATE)
     head["handle"], head["num_prompt_ids"], head["num_output_ids"] = handle, len(ids), len(out)
     head["num_page_hashes"], head["num_stop_ids"], head["max_new_tokens"] = len(hashes), len(stop_ids), max_new
+    strings = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, stop))
+    head["stop_bytes"] = len(strings)
     head["stream_interval"], head["dp_rank"], head["cached_device"] = 1, -1, -1
     for name, value in fields.items():
         head[name] = value
     parts = [head.tobytes()]
-    for array in (ids, out, hashes, np.array(stop_ids, np.int32)):
+    for array in (ids, out, hashes, np.array(stop_ids, np.int32), np.frombuffer(strings, np.uint8)):
         parts.append(array.tobytes() + bytes(align8(array.nbytes) - array.nbytes))
     return b"".join(parts)
 
 
 class SchedWorld:
-    """Drives one Scheduler step by step and keeps what clients would have received."""
+    """Drives one Scheduler step by step and keeps what clients would have received.
 
-    def __init__(self, seed: int = 0, *, eos_chance: float = 0.02, vocab: int = 50, **limits: int):
+    tokens: the bytes of each id, where text matters. The last id ends reasoning.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        eos_chance: float = 0.02,
+        vocab: int = 50,
+        tokens: list[bytes] | None = None,
+        **limits: int,
+    ):
+        tokens = tokens or [b" %d" % i for i in range(vocab)]
+        vocab = len(tokens)
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
                  "max_step_tokens": 24} | limits  # fmt: skip
-        self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, hash_key=KEY)
-        self.sched = Scheduler(self.limits)
+        self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, hash_key=KEY)
+        self.sched = Scheduler(self.limits, ByteVocab(tokens, [False] * vocab))
         self.rng = random.Random(seed)
         self.vocab, self.eos_chance = vocab, eos_chance
         self.now = 0
@@ -64,10 +80,12 @@ class SchedWorld:
         self.table = np.full((sizes["max_running"], sizes["num_pages"] + 1), -1, np.int64)
         self.ring_room: int | None = None  # output records that still fit; None: any number
 
-    def send(self, handle: int, prompt: list[int], max_new: int, **fields: float) -> None:
+    def send(
+        self, handle: int, prompt: list[int], max_new: int, *, stop: tuple[str, ...] = (), **fields: float
+    ) -> None:
         """A request arrives."""
         self.prompts[handle], self.sampled[handle], self.received[handle] = prompt, [], []
-        record = generate_record(handle, prompt, max_new, page_size=self.limits.page_size, **fields)
+        record = generate_record(handle, prompt, max_new, page_size=self.limits.page_size, stop=stop, **fields)
         self.sched.receive(record, self.now)
 
     def step(self) -> Batch | None:

@@ -36,8 +36,10 @@ enum class FinishReason : uint32_t {
   kError = 4,     // error_bytes of text follow
 };
 
-// GenerateRecord.flags
-inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8;
+// GenerateRecord.flags. The last three say how main makes text of the ids, and so what stop strings are looked for in:
+// with the one that matched, without special tokens, what is behind the end of reasoning only.
+inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8, kSkipSpecial = 16,
+                          kStopInContent = 32;
 // BatchRecord rows' flags: the row's last token is sampled; the row's one input id is the slot's last sampled id.
 inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
