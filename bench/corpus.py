@@ -19,5 +19,7 @@ class Corpus:
         """So many characters, from a random place on."""
         start = self._random.randrange(len(self._text))
         unique = f"{self._random.getrandbits(64):016x}\n"
-        text = (self._text[start:] + self._text * (chars // len(self._text) + 1))[: max(0, chars - len(unique))]
+        text = self._text[start : start + chars]
+        while len(text) < chars:
+            text += self._text[: chars - len(text)]
         return (unique + text)[:chars]
