@@ -121,7 +121,7 @@ def _answer(text: str, output_ids: list[int], job: Job, finish: Finish) -> dict[
 def _finish_reason(finish: Finish) -> dict[str, Json]:
     kind = finish.reason.name.lower()
     if kind == "stop":
-        return {"type": "stop", "matched": finish.matched_id}
+        return {"type": "stop", "matched": finish.matched}
     if kind == "length":
         return {"type": "length", "length": finish.usage.completion_tokens}
     return {"type": kind, "message": "The request was aborted."}

@@ -16,7 +16,14 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, OpenAiFields, finish_reason, openai_sampling, usage_object
+from glm53d.server.openai_common import (
+    Chunks,
+    OpenAiFields,
+    finish_fields,
+    finish_reason,
+    openai_sampling,
+    usage_object,
+)
 from glm53d.server.sampling import Count, not_served, refuse_not_served
 
 _ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
@@ -158,7 +165,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, "message": _message(engine, finish), "finish_reason": finish_reason(finish)}],
+        "choices": [{"index": 0, "message": _message(engine, finish), **finish_fields(finish)}],
         "usage": usage_object(finish.usage),
     }
     return body.json_response(body.encode(answer))
@@ -245,5 +252,4 @@ def _message(engine: Engine, finish: Finish) -> dict[str, Json]:
 
 
 def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
-    end = chunks.choice(b'"delta":{},"finish_reason":' + body.encode(finish_reason(finish)))
-    return end + chunks.usage(finish.usage)
+    return chunks.finish(b'"delta":{}', finish) + chunks.usage(finish.usage)

@@ -79,6 +79,11 @@ def finish_reason(finish: Finish) -> str:
     return finish.reason.name.lower()
 
 
+def finish_fields(finish: Finish) -> dict[str, Json]:
+    """What a choice says of its end. OpenAI has no `matched_stop`: the stop string or the id that did it, else null."""
+    return {"finish_reason": finish_reason(finish), "matched_stop": finish.matched}
+
+
 class Chunks:
     """The events of one stream: the same bytes around ever new pieces. Made once per request."""
 
@@ -96,6 +101,10 @@ class Chunks:
     def frame(self, before: bytes, after: bytes) -> Frame:
         """Chunks that differ in one string: the choice's JSON before and after its escaped text."""
         return Frame(self._head + before, after + self._tail)
+
+    def finish(self, fields: bytes, finish: Finish) -> bytes:
+        """The chunk that says how it ended, fields as in choice()."""
+        return self.choice(fields + b"," + encode(finish_fields(finish))[1:-1])
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk, if the client asked for it."""

@@ -15,7 +15,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, OpenAiFields, finish_reason, openai_sampling, usage_object
+from glm53d.server.openai_common import Chunks, OpenAiFields, finish_fields, openai_sampling, usage_object
 from glm53d.server.sampling import TokenId, not_served
 
 
@@ -61,7 +61,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if req.stream:
         return await exchange.streamed(request, job, first=b"", last=lambda finish: _last_chunks(chunks, finish))
     finish = await exchange.plain(request, job)
-    choice = {"index": 0, "text": finish.text, "logprobs": None, "finish_reason": finish_reason(finish)}
+    choice = {"index": 0, "text": finish.text, "logprobs": None, **finish_fields(finish)}
     answer = {
         "id": id,
         "object": "text_completion",
@@ -104,5 +104,4 @@ def _prompt(raw: msgspec.Raw, engine: Engine) -> tuple[str | None, np.ndarray | 
 
 
 def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
-    end = chunks.choice(b'"text":"","logprobs":null,"finish_reason":' + body.encode(finish_reason(finish)))
-    return end + chunks.usage(finish.usage)
+    return chunks.finish(b'"text":"","logprobs":null', finish) + chunks.usage(finish.usage)

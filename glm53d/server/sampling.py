@@ -19,6 +19,8 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
+MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
+
 
 def not_served(*neutral: Json) -> Meta:
     """Mark a field that clients know and we do not serve: any value but null and these is refused by its name."""
@@ -36,10 +38,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None  # [R40]
+    no_stop_trim: bool | None = None  # two names of one switch: what matched stays in the text
+    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
     n: Annotated[Json, not_served(1)] = None
-    stop: Annotated[Json, not_served([], "")] = None
     frequency_penalty: Annotated[Json, not_served(0, 0.0)] = None
     presence_penalty: Annotated[Json, not_served(0, 0.0)] = None
     repetition_penalty: Annotated[Json, not_served(1, 1.0)] = None
@@ -53,8 +57,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_regex: Annotated[Json, not_served()] = None
     guided_choice: Annotated[Json, not_served()] = None
     guided_grammar: Annotated[Json, not_served()] = None
-    no_stop_trim: Annotated[Json, not_served(False)] = None
-    include_stop_str_in_output: Annotated[Json, not_served(False)] = None
 
 
 def refuse_not_served(fields: msgspec.Struct, at: str = "") -> None:
@@ -104,8 +106,18 @@ def to_sampling(
         min_new_tokens=min(min_new or 0, 2**31 - 1),
         ignore_eos=bool(fields.ignore_eos),
         stop_ids=tuple(fields.stop_token_ids or ()),
+        stop=_stop_strings(fields.stop, join(at, "stop")),
+        no_stop_trim=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         priority=priority or 0,
     )
+
+
+def _stop_strings(stop: str | list[str] | None, path: str) -> tuple[str, ...]:
+    strings = [(path, stop)] if isinstance(stop, str) else [(join(path, f"[{i}]"), s) for i, s in enumerate(stop or ())]
+    for at, string in strings:
+        if not 1 <= len(string.encode()) <= MAX_STOP_BYTES:
+            raise InvalidRequest(f"`{at}` must have 1 to {MAX_STOP_BYTES} bytes.", at)
+    return tuple(string for _, string in strings)
 
 
 @cache

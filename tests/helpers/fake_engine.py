@@ -33,6 +33,7 @@ class Script:
         ]
     )
     reason: FinishReason = FinishReason.STOP
+    matched_stop: str | None = None  # else an id ended it
     refuse: Glm53dError | None = None  # raised by submit()
     fail: Glm53dError | Exception | None = None  # raised by finished(), after the pieces
     hold_submit: bool = False  # submit() never returns
@@ -86,7 +87,8 @@ class FakeStream:
         return Finish(
             reason=FinishReason.ABORT if self.aborted else script.reason,
             usage=Usage(5, len(ids), sum(len(i) for p, _, i in script.pieces if p == "reasoning"), 2),
-            matched_id=3 if script.reason is FinishReason.STOP else None,
+            matched_id=3 if script.reason is FinishReason.STOP and script.matched_stop is None else None,
+            matched_stop=script.matched_stop,
             text=text("content") if apart else text("reasoning", "content"),
             reasoning=text("reasoning") if apart else "",
             output_ids=np.array(ids, np.int32),

@@ -80,6 +80,14 @@ SAMPLING = [
     ("ignore_eos", 1),
     ("skip_special_tokens", "no"),
     ("stop_token_ids", 5),
+    ("stop", 5),
+    ("stop", {"a": "b"}),
+    ("stop", ""),
+    ("stop", "x" * 1025),
+    ("stop", "é" * 513),
+    ("stop", ["x"] * 17),
+    ("no_stop_trim", 1),
+    ("include_stop_str_in_output", "yes"),
 ]
 SAMPLING_DEEP = [
     ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
@@ -87,13 +95,15 @@ SAMPLING_DEEP = [
     ({"stop_token_ids": [1, 1000]}, "stop_token_ids[1]"),
     ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"stop": ["x", ""]}, "stop[1]"),
+    ({"stop": ["x", "y" * 1025]}, "stop[1]"),
+    ({"stop": ["x", 1]}, "stop[1]"),
+    ({"stop": [["x"]]}, "stop[0]"),
 ]
 NOT_SERVED = [
     ("n", 2),
     ("n", 5_000_000),  # F-G4
     ("n", True),
-    ("stop", "x"),
-    ("stop", ["x"]),
     ("frequency_penalty", 0.5),
     ("presence_penalty", -1),
     ("repetition_penalty", 1.1),
@@ -103,7 +113,6 @@ NOT_SERVED = [
     ("json_schema", "{}"),
     ("structured_outputs", {"json": {}}),
     ("guided_json", {}),
-    ("no_stop_trim", True),
 ]
 
 

@@ -42,6 +42,7 @@ async def test_a_plain_answer_has_reasoning_apart_and_exact_usage(client):
                 "reasoning_content": "Let me think.",
             },
             "finish_reason": "stop",
+            "matched_stop": 3,
         }
     ]
     assert body["usage"] == {
@@ -270,6 +271,10 @@ async def test_clear_thinking_is_taken_in_each_spelling(client, fields, clear):
             {"ignore_eos": True, "stop_token_ids": [1, VOCAB_SIZE - 1], "priority": -3},
             SamplingParams(top_p=0.95, ignore_eos=True, stop_ids=(1, VOCAB_SIZE - 1), priority=-3),
         ),
+        ({"stop": "\nUser:"}, SamplingParams(top_p=0.95, stop=("\nUser:",))),
+        ({"stop": ["é" * 512, "b"] * 8}, SamplingParams(top_p=0.95, stop=("é" * 512, "b") * 8)),
+        ({"stop": ["a"], "no_stop_trim": True}, SamplingParams(top_p=0.95, stop=("a",), no_stop_trim=True)),
+        ({"include_stop_str_in_output": True}, SamplingParams(top_p=0.95, no_stop_trim=True)),
     ],
 )
 async def test_sampling_is_normalised_over_the_checkpoints_defaults(client, fields, expected):

@@ -41,7 +41,9 @@ async def test_one_prompt_is_taken_in_each_form(client, prompt, text, ids):
 async def test_a_text_completion_keeps_reasoning_in_its_text(client):
     body = (await client.post(TEXT, {"prompt": "a", "rid": "r"})).json
     assert (body["id"], body["object"]) == ("cmpl-r", "text_completion")
-    assert body["choices"] == [{"index": 0, "text": WHOLE, "logprobs": None, "finish_reason": "stop"}]
+    assert body["choices"] == [
+        {"index": 0, "text": WHOLE, "logprobs": None, "finish_reason": "stop", "matched_stop": 3}
+    ]
     assert body["usage"]["total_tokens"] == 11
 
 
@@ -110,3 +112,21 @@ async def test_a_generate_stream_that_fails_ends_with_the_error_and_done(client)
     client.engine.script.fail = EngineError("The ranks are gone.")
     *_, error, done = (await client.post(NATIVE, {"text": "a", "stream": True})).events
     assert (error["error"]["code"], done) == ("engine_error", "[DONE]")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", TEXT, NATIVE])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "stop", "matched"),
+    [(FinishReason.STOP, "\nUser:", "\nUser:"), (FinishReason.STOP, None, 3), (FinishReason.LENGTH, None, None)],
+)
+async def test_what_ended_the_text_is_told_in_every_dialect(client, path, stream, reason, stop, matched):
+    """[R40] a string, an id, or nothing."""
+    client.engine.script.reason, client.engine.script.matched_stop = reason, stop
+    body = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "text": "a", "stream": stream}
+    answer = await client.post(path, body)
+    last = answer.events[-2] if stream else answer.json
+    if path == NATIVE:
+        assert last["meta_info"]["finish_reason"].get("matched") == matched
+    else:
+        assert last["choices"][0]["matched_stop"] == matched
