@@ -30,6 +30,7 @@ PREFIX = (
 )
 DELTA = b'"index":0,"delta":{"content":"'
 SUFFIX = b'"},"finish_reason":null}]}\n\n'
+FRAME = (PREFIX + DELTA, SUFFIX, b"", b"")
 DEADLINE_S = 10.0
 
 
@@ -68,7 +69,7 @@ class Steps:
 def native(vocab: Vocab, ids: np.ndarray, every: int) -> tuple[Callable[[], bytes], Pump]:
     """A call that passes STREAMS x STEPS tokens, frames taken every so many steps, and gives those of stream 0."""
     segment, writer = new_ring()
-    pump = Pump(segment, WORLD, ByteVocab(vocab.token_bytes, vocab.special), STREAMS, vocab.think_end)
+    pump = Pump(segment, WORLD, ByteVocab(vocab.token_bytes, vocab.special), STREAMS, -1, vocab.think_end, [])
     pump.start()
     steps, poll = Steps(ids), select.poll()
     poll.register(pump.fileno(), select.POLLIN)
@@ -76,7 +77,7 @@ def native(vocab: Vocab, ids: np.ndarray, every: int) -> tuple[Callable[[], byte
     def pass_all() -> bytes:
         handles = steps.next_requests()
         for handle in handles:
-            pump.open(handle, PREFIX + DELTA, SUFFIX, PREFIX + DELTA, SUFFIX, False, False, True)
+            pump.open(handle, FRAME, None, False, False, True, [], False)
         frames, ends = b"", 0
         seen = pump.stats()["records"]
         for step in range(STEPS):
@@ -87,12 +88,12 @@ def native(vocab: Vocab, ids: np.ndarray, every: int) -> tuple[Callable[[], byte
             while pump.stats()["records"] < expected or poll.poll(0):
                 if not poll.poll(DEADLINE_S * 1e3):
                     raise SystemExit("the pump gives nothing")
-                for handle, data, finish, *_ in pump.take():
+                for handle, data, _, finish, *_ in pump.take():
                     frames += data if handle == handles[0] else b""
                     ends += finish is not None
         while ends < STREAMS:
             poll.poll(DEADLINE_S * 1e3)
-            for handle, data, finish, *_ in pump.take():
+            for handle, data, _, finish, *_ in pump.take():
                 frames += data if handle == handles[0] else b""
                 ends += finish is not None
         return frames
