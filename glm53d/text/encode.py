@@ -4,156 +4,203 @@ One encoder, built from the tokenizer.json without its added tokens, encodes pla
 between. So what a chat's text spells never becomes a control token, and a raw prompt, where a spelled one is meant, is
 cut at them first. Both give the ids of encoding the whole text at once, because a tokenizer cuts there too before it
 looks at anything else.
+
+    segments -> texts -> slices -> the cache; what it lacks in batches to the library -> ids, control ids between
+
+The one wanted exception is what the model itself wrote: as text of a later turn it has the ids that it was written in,
+so that the turn extends the cached pages. [R52]
 """
 
-import logging
 import os
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Protocol
+from threading import Lock
 
-import msgspec
 import numpy as np
 
-from glm53d.errors import CheckpointError, InvalidRequest
+from glm53d._native import ByteVocab, Decoder
+from glm53d.errors import InvalidRequest
+from glm53d.text import backend, cuts
+from glm53d.text.cache import IdCache, key_of
 from glm53d.text.vocab import Vocab
 
-log = logging.getLogger(__name__)
+WRITES_AFTER = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<arg_value>")
+"""Control tokens behind which the text of an assistant's turn is what the model wrote."""
 
-PROBES = (
-    "Hello, world! I'm sure you're right; it's 3.14, 1,234,567 or 0x1F. THEY'LL SEE, WE'VE DONE 'EM.",
-    "def f(x: int) -> str:\n\treturn f'{x!r}'  # TODO\n\n\n    if x <= 10 and not y:\r\n        pass\r\n",
-    "  two   three    four\t\ttabs \n \n\n  mixed \u00a0\u3000\u2028 spaces   ",
-    '<tools>\n{"name": "f", "parameters": {"a": [1, -2.5e10, null]}}\n</tools><|user|></think>/nothink[gMASK]',
-    "今天天气很好,我们去公园散步吧。日本の首都は東京です。안녕하세요 Здравствуйте Ελληνικά العربية हिन्दी ไทย",
-    "Zoë naïve café Ångström ſ İı ﬁ e\u0301 n\u0303 Ⅷ ½ ٣ 𝔘𝔫𝔦 𠀀",
-    "😀👩\u200d💻🇫🇷❤️ → “quoted” … — • \x00\x07\x7f\ufeff\ufffd\U0010ffff",
-    "don'T '' 's'S a'b 12345678 a1b2 _x__y-- !!??\n\n#$%^&*()+={}[]|\\:;\"'<>,./~`",
-    "https://example.com/a?b=c&d=%20#e user@host:~/src$ ls -la | grep '\\.py$' && echo \"$HOME\"\n",
-    "",
-)
-"""Texts of many kinds on which the fast encoder must equal the reference one."""
+MAX_BATCH_BYTES = 1 << 18  # handed to the library at once: it copies them under the GIL
+MAX_BATCH_TEXTS = 512
 
 
 class Encoder:
     """Text -> ids of one tokenizer. Any number of threads may use it at once; the work runs without the GIL."""
 
-    def __init__(self, path: Path, vocab: Vocab, max_threads: int):
+    def __init__(self, path: Path, vocab: Vocab, max_threads: int, cache_tokens: int = 0):
         """Build from a tokenizer.json; takes seconds for a file of 20 MB.
 
         Args:
             vocab: of the same file; its added tokens are those of raw prompts.
-            max_threads: threads of the tokenizer library for one long text. Its pool belongs to the process: the first
+            max_threads: threads of the tokenizer library for one batch. Its pool belongs to the process: the first
                 Encoder decides, or FASTOKENS_BPE_THREADS and RAYON_NUM_THREADS when they are set.
+            cache_tokens: ids kept of texts seen before, 0: none.
         Raises:
             CheckpointError: the file cannot be read or is no tokenizer.
         """
         os.environ.setdefault("FASTOKENS_BPE_THREADS", str(max_threads))
         os.environ.setdefault("RAYON_NUM_THREADS", str(max_threads))
-        self._backend = _choose_backend(_without_added_tokens(path), path)
+        self._backend, self._can_cut = backend.load(path)
+        self._cache = IdCache(cache_tokens)
+        self._bytes = ByteVocab(vocab.token_bytes, vocab.special)
         self._added = vocab.added
+        self._added_ids = np.array(sorted(vocab.added.values()), np.int32)
+        self._writes_after = {vocab.added[spelling] for spelling in WRITES_AFTER if spelling in vocab.added}
         # The longest first: of two that start at the same place, tokenizers take the longer one.
         spellings = sorted(vocab.added, key=len, reverse=True)
         self._border = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
+        self._written: deque[tuple[int, np.ndarray]] = deque()  # turns that have ended, not yet in the cache
+        self._written_lock = Lock()
 
     @property
     def backend(self) -> str:
         """The library that encodes: "fastokens", or "tokenizers" when that one is missing or differed."""
         return self._backend.name
 
+    def stats(self) -> dict[str, int]:
+        """Hits, misses and contents of the cache of texts."""
+        return self._cache.stats()
+
+    def split(self, text: str) -> list[str | int]:
+        """A text as segments: what spells an added token is that token."""
+        parts = self._border.split(text) if self._border else [text]
+        return [self._added.get(part, part) for part in parts if part]
+
     def encode_text(self, text: str) -> np.ndarray:
         """Ids of a raw prompt: what spells an added token is that token."""
-        parts = self._border.split(text) if self._border else [text]
-        return self.encode_segments([self._added.get(part, part) for part in parts if part])
+        return self._encode(self.split(text), may_be_written=False)
 
     def encode_segments(self, segments: Sequence[str | int]) -> np.ndarray:
-        """Ids of texts and control ids in their order. Text is only ever text, whatever it spells.
+        """Ids of a chat's texts and control ids in their order. Text is only ever text, whatever it spells.
 
         Raises InvalidRequest for text with a lone surrogate, which has no UTF-8 form.
         """
-        texts: list[str] = []
-        control_ids: list[int] = []
-        num_texts_before: list[int] = []
+        self._learn_written()
+        return self._encode(segments, may_be_written=True)
+
+    def remember(self, ids: np.ndarray, after: int) -> None:
+        """A turn has ended in which the model wrote these ids behind the control id `after`. Returns at once.
+
+        From now on encode_segments() gives each of its texts, where it stands behind the same control id, in these ids.
+        """
+        self._written.append((after, ids))
+
+    def _learn_written(self) -> None:
+        # A later turn comes through here before it looks anything up, and behind the lock: its texts are in by then.
+        if not self._written:
+            return
+        with self._written_lock:
+            while self._written:
+                after, ids = self._written.popleft()
+                self._cache.put(list(self._written_texts(ids, after)))
+
+    def _written_texts(self, ids: np.ndarray, after: int) -> Iterator[tuple[bytes, np.ndarray]]:
+        """The texts between a turn's control ids, as entries of the cache."""
+        decoder = Decoder(self._bytes, True)
+        borders = np.flatnonzero(np.isin(ids, self._added_ids)).tolist()
+        for before, border in pairwise([-1, *borders, len(ids)]):
+            run = ids[before + 1 : border]
+            if before >= 0:
+                after = int(ids[before])
+            if len(run) and after in self._writes_after:
+                yield key_of((decoder.feed(run), decoder.finish()), after), run.copy()
+
+    def _encode(self, segments: Sequence[str | int], *, may_be_written: bool) -> np.ndarray:
+        """The ids of segments; of texts behind WRITES_AFTER perhaps those that the model wrote them in."""
+        writes_after = self._writes_after if may_be_written else ()
+        parts: list[_Text | int] = []
+        after = None
         for segment in segments:
             if isinstance(segment, str):
-                texts.append(segment)
+                slices = list(cuts.slices(segment)) if self._can_cut else [segment]
+                parts.append(_Text.of(slices, after if after in writes_after else None))
             else:
-                control_ids.append(segment)
-                num_texts_before.append(len(texts))
+                parts.append(segment)
+                after = segment
+        texts = [part for part in parts if isinstance(part, _Text)]
+        self._find_written(texts)
+        self._find_or_encode([text for text in texts if not text.ids])
+        return _joined(parts)
+
+    def _find_written(self, texts: "Sequence[_Text]") -> None:
+        keyed = [(text, text.written_key) for text in texts if text.written_key is not None]
+        found = self._cache.get([key for _, key in keyed], count_misses=False)
+        for (text, _), ids in zip(keyed, found, strict=True):
+            if ids is not None:
+                text.ids = [ids]
+
+    def _find_or_encode(self, texts: "Sequence[_Text]") -> None:
+        keys = [key for text in texts for key in text.keys]
+        slices = [piece for text in texts for piece in text.slices]
+        found = self._cache.get(keys)
+        lacking = [i for i, ids in enumerate(found) if ids is None]
+        for batch in _batches(lacking, slices):
+            ids, starts = self._backend.encode([slices[i] for i in batch])
+            for i, (start, end) in zip(batch, pairwise(starts.tolist()), strict=True):
+                found[i] = ids[start:end].copy()  # a view would keep the whole batch alive
+        whole = [ids for ids in found if ids is not None]
+        self._cache.put([(keys[i], whole[i]) for i in lacking])
+        rest = iter(whole)
+        for text in texts:
+            text.ids = list(islice(rest, len(text.keys)))
+
+
+@dataclass(slots=True)
+class _Text:
+    """One text on its way to its ids."""
+
+    slices: list[str]
+    keys: list[bytes]  # of each slice
+    written_key: bytes | None  # of the whole, as what the model wrote
+    ids: list[np.ndarray]
+
+    @classmethod
+    def of(cls, slices: list[str], after: int | None) -> "_Text":
         try:
-            ids, starts = self._backend.encode(texts)
+            utf8 = [piece.encode() for piece in slices]
         except UnicodeEncodeError as error:
             raise InvalidRequest(
                 f"The text has a lone surrogate (U+{ord(error.object[error.start]):04X}), which is not valid Unicode."
             ) from None
-        return np.insert(ids, starts[num_texts_before], control_ids)
+        return cls(slices, [key_of([data]) for data in utf8], None if after is None else key_of(utf8, after), [])
 
 
-class _Backend(Protocol):
-    name: str
-
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(int32 ids of all texts in a row, where each starts and the last one ends). May raise UnicodeEncodeError."""
-        ...
-
-
-class _Fastokens:
-    name = "fastokens"
-
-    def __init__(self, tokenizer_json: str):
-        from fastokens import Tokenizer
-
-        self._tokenizer = Tokenizer.from_json_str(tokenizer_json)
-
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids, starts = self._tokenizer.encode_batch_flat(texts)
-        return np.frombuffer(ids, np.int32), np.frombuffer(starts, np.int64)
+def _batches(places: Sequence[int], slices: Sequence[str]) -> Iterator[list[int]]:
+    """The places in groups whose slices may be handed over together."""
+    batch: list[int] = []
+    num_bytes = 0
+    for i in places:
+        size = len(slices[i]) if slices[i].isascii() else 4 * len(slices[i])
+        if batch and (num_bytes + size > MAX_BATCH_BYTES or len(batch) == MAX_BATCH_TEXTS):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(i)
+        num_bytes += size
+    if batch:
+        yield batch
 
 
-class _Tokenizers:
-    name = "tokenizers"
-
-    def __init__(self, tokenizer_json: str):
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
-
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        for text in texts:
-            text.encode()  # the library's own error for a lone surrogate names neither it nor its place
-        # The batch form even for one text: only that one lets go of the GIL.
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        parts = [np.array(encoding.ids, np.int32) for encoding in encodings]
-        starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return np.concatenate([np.empty(0, np.int32), *parts]), starts
-
-
-def _without_added_tokens(path: Path) -> str:
-    try:
-        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{path} is not a tokenizer.json: {error}") from None
-    fields["added_tokens"] = msgspec.Raw(b"[]")
-    return msgspec.json.encode(fields).decode()
-
-
-def _choose_backend(tokenizer_json: str, path: Path) -> _Backend:
-    """fastokens if it is there and equals tokenizers on the probes, else tokenizers, with a warning."""
-    try:
-        reference = _Tokenizers(tokenizer_json)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path} is refused by the tokenizers library: {error}") from None
-    try:
-        fast = _Fastokens(tokenizer_json)
-    except (ImportError, ValueError) as error:
-        log.warning("tokenizing is slower: fastokens cannot be used (%s); tokenizers encodes", error)
-        return reference
-    for texts in (list(PROBES), ["".join(PROBES)]):
-        for ours, theirs in zip(fast.encode(texts), reference.encode(texts), strict=True):
-            if not np.array_equal(ours, theirs):
-                log.warning("tokenizing is slower: fastokens differs from tokenizers on a probe; tokenizers encodes")
-                return reference
-    return fast
+def _joined(parts: "Sequence[_Text | int]") -> np.ndarray:
+    """Ids of texts and control ids, one after the other."""
+    out = np.empty(sum(sum(map(len, part.ids)) if isinstance(part, _Text) else 1 for part in parts), np.int32)
+    at = 0
+    for part in parts:
+        if isinstance(part, int):
+            out[at] = part
+            at += 1
+            continue
+        for ids in part.ids:
+            out[at : at + len(ids)] = ids
+            at += len(ids)
+    return out

@@ -6,9 +6,11 @@ from a vocabulary in the package splintr-rs; skipped without them.
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from glm53d.text import cuts
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
 
@@ -30,7 +33,7 @@ class Pair:
 
     def __init__(self, path: Path):
         self.vocab = Vocab.load(path)
-        self.encoder = Encoder(path, self.vocab, max_threads=2)
+        self.encoder = Encoder(path, self.vocab, max_threads=2, cache_tokens=4096)  # entries come and go
         self.reference = Tokenizer.from_file(str(path))
 
     def flat(self, text: str) -> list[int]:
@@ -113,3 +116,76 @@ def test_recorded_ids_of_the_real_tokenizer_come_out(standin):
     ]
     assert equal == [golden["name"] for golden in goldens if golden["standin_equal"]]
     assert len(equal) == 46
+
+
+def joined(pair: Pair, pieces: list[str]) -> list[int]:
+    """Ids of the pieces, each encoded alone."""
+    return [i for piece in pieces for i in pair.flat(piece)]
+
+
+def check_borders(pair: Pair, text: str) -> None:
+    """Cut at any one border, and at all of them, the text has the ids of the whole."""
+    whole = pair.flat(text)
+    borders = [found.start() for found in cuts.BORDER.finditer(text)]
+    for border in borders:
+        assert pair.flat(text[:border]) + pair.flat(text[border:]) == whole, border
+    ends = [0, *borders, len(text)]
+    assert joined(pair, [text[start:end] for start, end in pairwise(ends)]) == whole
+
+
+def check_slices(pair: Pair, text: str, max_bytes: int) -> None:
+    """A text in slices has the ids of the whole, in the encoder too, whose slices are 64 KiB."""
+    pieces = list(cuts.slices(text, max_bytes))
+    assert "".join(pieces) == text and all(pieces)
+    assert joined(pair, pieces) == pair.flat(text)
+
+
+# No added token among them: cuts are made in texts that are known to hold none.
+RUNS = st.lists(PIECES.filter(lambda piece: piece not in ("<|", "|>", "</")), max_size=20).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(RUNS)
+def test_a_text_may_be_cut_at_every_border(nano, text):
+    """[R18] Unicode, code, runs of white space, CJK, emoji."""
+    check_borders(nano, text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RUNS, st.integers(4, 40))
+def test_slices_have_the_ids_of_the_whole(nano, text, max_bytes):
+    check_slices(nano, text, max_bytes)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RUNS)
+def test_a_text_may_be_cut_at_every_border_with_a_vocabulary_of_full_size(standin, text):
+    check_borders(standin, text)
+
+
+def test_golden_texts_may_be_cut_at_every_border(nano, standin):
+    for golden in map(json.loads, GOLDENS.open(encoding="utf-8")):
+        for pair in (nano, standin):
+            text = re.sub("|".join(map(re.escape, ADDED)), "", golden["text"])
+            check_borders(pair, text)
+            check_slices(pair, text * 40, 256)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "def f(x):\n    return x  # 12345\n\n\n",
+        "今天天气很好,我们去公园散步吧。",
+        "안녕하세요 세계 ",
+        "👩\u200d💻 ok ",
+        "a" * 70_000,
+        " " * 900 + "x",
+        "e\u0301",
+    ],
+)
+def test_long_texts_have_the_ids_of_the_whole(nano, unit):
+    """[R18] Also those that have no border to cut at."""
+    text = unit * max(1, 150_000 // len(unit.encode()))
+    assert nano.encoder.encode_segments([text]).tolist() == nano.flat(text)
+    longest = max(len(piece.encode()) for piece in cuts.slices(text))
+    assert longest <= cuts.MAX_SLICE_BYTES or not cuts.BORDER.search(text[cuts.MAX_SLICE_BYTES :])

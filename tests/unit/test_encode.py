@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.template import Template
 from glm53d.errors import CheckpointError, InvalidRequest
-from glm53d.text.encode import PROBES, Encoder
+from glm53d.text.backend import PROBES
+from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
 
 NANO = Path(str(files("glm53d.nano") / "tokenizer.json"))
