@@ -163,8 +163,8 @@ class Board:
 
 class PrefixTree:
     """
-    Which pages of one KV pool hold which prefix. [R27] One owner, one thread. A node is an int, the root is 0; any but
-    a locked one may be gone after evict(). `now` is a counter that never goes back.
+    Which pages of one KV pool hold which prefix. [R27] One owner, one thread. A node is an int, the root is 0;
+    any but a locked one may be gone after evict(). `now` is a counter that never goes back.
     """
 
     def __init__(self, page_size: int) -> None: ...
@@ -174,8 +174,8 @@ class PrefixTree:
 
     def match(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)], now: int) -> tuple[int, int]:
         """
-        (pages cached of this prefix, the node that ends there), all of it now last used. A node in whose middle it ends
-        is split, so pages(node) is exactly the match.
+        (pages cached of this prefix, the node that ends there), all of it now last used. A node in whose middle
+        it ends is split, so pages(node) is exactly the match.
         """
 
     def peek(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)]) -> int:
@@ -196,8 +196,8 @@ class PrefixTree:
         """
         Put pages behind a node: (the node that ends there, the tree's page for each hash).
 
-        Where the tree had a page of that hash it keeps its own: there the returned page differs from the one given, and
-        the given one stays the caller's.
+        Where the tree had a page of that hash it keeps its own: there the returned page differs from the one
+        given, and the given one stays the caller's.
         """
 
     def evict(self, n: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
@@ -231,7 +231,7 @@ def page_hashes(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='
     """
     The chained hash of each full page, uint64 [num_full_pages, 2]. [R19]
 
-    key: 16 bytes. seed: what the chain starts from, any bytes; the 16 bytes of a page's hash continue behind it.
+    key: 16 bytes. seed: what the chain starts from, any bytes; a page's 16 bytes continue behind it.
     """
 
 class ByteVocab:
@@ -248,7 +248,7 @@ class ByteVocab:
 
 class Decoder:
     """
-    Ids in any pieces to UTF-8, each character as soon as it is whole. [R39] One stream, one thread.
+    Ids in any pieces to UTF-8, each character as soon as it is whole. [R39] One thread.
 
     All output together equals b''.join(tokens).decode('utf-8', errors='replace').
     """
@@ -256,7 +256,7 @@ class Decoder:
     def __init__(self, vocab: ByteVocab, skip_special: bool) -> None: ...
 
     def feed(self, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bytes:
-        """The UTF-8 that is certain now. Ids outside the vocabulary add none."""
+        """The UTF-8 that is certain now; an unknown id adds none."""
 
     def finish(self) -> bytes:
         """
@@ -274,7 +274,7 @@ class Pump:
     A handle's low 32 bits are its slot. Constructing takes the reading end of the output ring.
     """
 
-    def __init__(self, segment: Segment, world_id: int, vocab: ByteVocab, max_slots: int, end_reasoning_id: int) -> None: ...
+    def __init__(self, segment: Segment, world_id: int, vocab: ByteVocab, max_slots: int, begin_reasoning_id: int, end_reasoning_id: int, piece_ids: Sequence[int]) -> None: ...
 
     def start(self) -> None:
         """Once."""
@@ -284,7 +284,7 @@ class Pump:
         End the thread, within a tenth of a second. What it has made can still be taken.
         """
 
-    def open(self, handle: int, content_prefix: bytes | None, content_suffix: bytes, reasoning_prefix: bytes | None, reasoning_suffix: bytes, starts_in_reasoning: bool, with_ids: bool, skip_special: bool) -> None:
+    def open(self, handle: int, content: tuple[bytes, bytes, bytes, bytes] | None, reasoning: tuple[bytes, bytes, bytes, bytes] | None, starts_in_reasoning: bool, with_ids: bool, skip_special: bool, python_ids: Sequence[int], all_python: bool) -> None:
         """
         How the request's tokens leave, see front/job.py's OutSpec. Before the request is sent.
         """
@@ -294,17 +294,18 @@ class Pump:
 
     def set_slow(self, handle: int, slow: bool) -> None:
         """
-        While slow, text is kept; it leaves as one frame for each phase, at False or at the end.
+        While slow, text is kept; it leaves as one frame for each phase, pieces together.
         """
 
-    def take(self) -> list[tuple[int, bytes, bytes | None, bytes, bytes, bytes, int, int]]:
+    def take(self) -> list[tuple[int, bytes, list[str | int], bytes | None, bytes, bytes, bytes, int, int]]:
         """
         All since the last take(), when fileno() is readable: for each stream one tuple
-        (handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).
+        (handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).
 
-        finish: the last OutputRecord, whole, after which the handle is forgotten; else None. text, reasoning and ids
-        (int32) come with the finish of a request without frames. A record that is no output comes as
-        (0, b'', payload, b'', b'', b'', its type, 0).
+        pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;
+        else None. text, reasoning and ids (int32) come with the finish of a collected request; of a stream only
+        text does, if its thinking has turned out to be its content. A record that is no output comes as
+        (0, b'', [], payload, b'', b'', b'', its type, 0).
         """
 
     def fileno(self) -> int:
@@ -313,9 +314,7 @@ class Pump:
         """
 
     def stats(self) -> dict[str, int]:
-        """
-        Counts since the start: records, tokens, frames, stale, order_errors, malformed, unknown_ids.
-        """
+        """Counts since the start, by name: see PumpStats."""
 
     @property
     def writer_gone(self) -> bool:

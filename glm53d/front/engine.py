@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from glm53d._native import page_hashes
+from glm53d.chat.events import Piece
 from glm53d.chat.template import Template
 from glm53d.config import Config
 from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
 from glm53d.front.health import Health, State
-from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
+from glm53d.front.job import Finish, Job, SamplingParams, Usage
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
 from glm53d.ipc.channels import MainEnds
@@ -89,7 +90,8 @@ class Stream:
         self._engine = engine
         self._entry = entry
         self._write: Callable[[bytes], None] | None = None
-        self._early: list[bytes] = []  # frames from before start()
+        self._frame: Callable[[list[Piece]], bytes] | None = None
+        self._early: tuple[bytes, list[Piece]] = b"", []  # from before start()
 
     @property
     def rid(self) -> str:
@@ -99,12 +101,14 @@ class Stream:
     def num_prompt_ids(self) -> int:
         return self._entry.num_prompt_ids
 
-    def start(self, write: Callable[[bytes], None]) -> None:
-        """From now on frames, whole events joined per wake, go to write."""
-        self._write = write
-        if self._early:
-            write(b"".join(self._early))
-            self._early.clear()
+    def start(self, write: Callable[[bytes], None], frame: Callable[[list[Piece]], bytes] | None = None) -> None:
+        """From now on frames, whole events joined per wake, go to write.
+
+        frame: makes frames of pieces; needed for a request that may have any.
+        """
+        self._write, self._frame = write, frame
+        early, self._early = self._early, (b"", [])
+        self.push(*early)
 
     def set_slow(self, slow: bool) -> None:
         """While slow, frames are merged instead of written: the reader does not take them. [R41]"""
@@ -115,12 +119,16 @@ class Stream:
         """The end. Raises EngineError when the request failed."""
         return await asyncio.shield(self._entry.finish)
 
-    def push(self, frames: bytes) -> None:
-        """Frames from the pump."""
-        if self._write is not None:
+    def push(self, frames: bytes, pieces: list[Piece]) -> None:
+        """Frames from the pump, and pieces behind them."""
+        if self._write is None:
+            self._early = self._early[0] + frames, self._early[1] + pieces
+            return
+        if pieces:
+            assert self._frame is not None
+            frames += self._frame(pieces)
+        if frames:
             self._write(frames)
-        else:
-            self._early.append(frames)
 
 
 class Engine:
@@ -199,7 +207,11 @@ class Engine:
             room = self._check_length(len(ids))
             entry.num_prompt_ids = len(ids)
             stream = self._streams[entry.handle] = Stream(self, entry)
-            self._open_pump(entry.handle, job.out)
+            out = job.out
+            self.pump.open(
+                entry.handle, out.content, out.reasoning, out.starts_in_reasoning, out.with_ids,
+                out.skip_special_tokens, out.python_ids, out.all_python,
+            )  # fmt: skip
             await self._send_generate(entry, ids, hashes, room)
         except BaseException:
             self._forget(entry)
@@ -215,15 +227,6 @@ class Engine:
         if num_ids > longest:
             raise ContextTooLong(f"The prompt has {num_ids} tokens; at most {longest} fit.")
         return self.limits.max_context_len - num_ids
-
-    def _open_pump(self, handle: int, out: OutSpec) -> None:
-        content, reasoning = out.content, out.reasoning or out.content
-        self.pump.open(
-            handle,
-            content.prefix if content else None, content.suffix if content else b"",
-            reasoning.prefix if reasoning else None, reasoning.suffix if reasoning else b"",
-            out.starts_in_reasoning, out.with_ids, out.skip_special_tokens,
-        )  # fmt: skip
 
     async def _send_generate(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> None:
         job = entry.job
@@ -253,7 +256,7 @@ class Engine:
         row["flags"] = _flags(job)
         row["max_new_tokens"] = min(room, sampling.max_new_tokens or room)
         row["stream_interval"] = (
-            self.config.output.stream_interval if job.out.content else self.config.output.plain_interval
+            self.config.output.stream_interval if job.out.is_streamed else self.config.output.plain_interval
         )
         row["dp_rank"] = row["thinking_budget"] = row["top_logprobs"] = row["logprob_start"] = -1
         row["cached_device"] = row["cached_host"] = row["cached_storage"] = -1
@@ -296,14 +299,20 @@ class Engine:
 
     def on_wake(self) -> None:
         """The pump has events: frames to write, and ends."""
-        for handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
+        for handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
             stream = self._streams.get(handle)
             if stream is None:
                 continue  # aborted here while it was on its way
-            if frames:
-                stream.push(frames)
+            entry = stream._entry
+            if entry.job.out.is_streamed:
+                try:
+                    stream.push(frames, pieces)
+                except Exception as exc:  # in what a dialect makes of pieces: its request fails, the others go on
+                    self._end(entry, error=exc)
+                    continue
+                pieces = []
             if finish is not None:
-                self._finish(stream._entry, finish, text, reasoning, ids, reasoning_tokens, first_token_ns)
+                self._finish(entry, finish, text, reasoning, pieces, ids, reasoning_tokens, first_token_ns)
 
     def _finish(
         self,
@@ -311,6 +320,7 @@ class Engine:
         record: bytes,
         text: bytes,
         reasoning: bytes,
+        pieces: list[Piece],
         ids: bytes,
         reasoning_tokens: int,
         first_token_ns: int,
@@ -338,11 +348,11 @@ class Engine:
         finish = Finish(
             FinishReason(int(head["finish_reason"])), usage, None if matched_id < 0 else matched_id,
             None if matched_stop < 0 else entry.job.sampling.stop[matched_stop], text.decode(), reasoning.decode(),
-            np.frombuffer(ids, np.int32), marks,
+            pieces, np.frombuffer(ids, np.int32), marks,
         )  # fmt: skip
         self._end(entry, finish=finish)
 
-    def _end(self, entry: Entry, *, finish: Finish | None = None, error: EngineError | None = None) -> None:
+    def _end(self, entry: Entry, *, finish: Finish | None = None, error: Exception | None = None) -> None:
         """The one way out of the table for a request that has a stream."""
         if finish is None and entry.state is EntryState.SENT and self._health.state is not State.UNHEALTHY:
             self._send_abort(entry)

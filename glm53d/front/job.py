@@ -1,10 +1,12 @@
 """Job and Finish: what a dialect asks of the engine, and what it gets. Between them a Stream, see engine.py."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from glm53d.chat.conversation import Conversation
+from glm53d.chat.events import Piece
 from glm53d.ipc.records import FinishReason
 
 
@@ -27,19 +29,26 @@ class SamplingParams:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The bytes around a piece of text in a stream: prefix + JSON-escaped text + suffix is one whole SSE event."""
+class Frame(NamedTuple):
+    """The bytes around a piece of text in a stream: prefix + JSON-escaped text + suffix is one whole SSE event.
+
+    enter comes before the first event of the phase, leave behind its last. The phase that a turn begins in is entered
+    with whatever comes first, any other by its first text; one that was not entered is not left.
+    """
 
     prefix: bytes
     suffix: bytes
+    enter: bytes = b""
+    leave: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class OutSpec:
     """How a request's tokens leave. Set before the first one can come; the pump knows no dialect beyond these. [R41]
 
-    With content = None nothing is framed: the texts are collected for a plain answer.
+    Reasoning and content are framed natively. From the first of python_ids on, a stream's output is handed over as
+    pieces, for a parser in Python; all_python: from the beginning on, and nothing is framed. With content = None and
+    not all_python nothing leaves before the end: texts and pieces are collected for a plain answer.
     """
 
     content: Frame | None = None
@@ -47,6 +56,13 @@ class OutSpec:
     starts_in_reasoning: bool = False  # a chat turn; </think> ends it
     with_ids: bool = False  # `","output_ids":[1,2]` stands between text and suffix, which then starts behind a value
     skip_special_tokens: bool = True
+    python_ids: tuple[int, ...] = ()  # not with_ids
+    all_python: bool = False  # not with frames
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anything leaves before the end."""
+        return self.content is not None or self.all_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a request. text and reasoning are empty for a stream: they went out as frames."""
+    """The end of a request. A stream's texts, pieces and ids are empty: they went out.
+
+    A chat turn that stopped without ending its thinking was all answer: its text is content and it has no reasoning. A
+    stream has by then sent it as reasoning; so here it is in `text`, for the dialect to repeat as content. [F-F1]
+    """
 
     reason: FinishReason
     usage: Usage
@@ -86,6 +106,7 @@ class Finish:
     matched_stop: str | None = None
     text: str = ""
     reasoning: str = ""
+    pieces: list[Piece] = field(default_factory=list)  # behind text
     output_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     marks: dict[str, int] = field(default_factory=dict)  # CLOCK_MONOTONIC ns by name [R23]
 

@@ -17,7 +17,9 @@ class OutputPump:
     def __init__(self, outputs: Segment, world_id: int, vocab: Vocab, max_slots: int):
         """Take the ring's reading end. Raises IpcError when it is taken, AbiMismatch for another world's segment."""
         tokens = ByteVocab(vocab.token_bytes, vocab.special)
-        self._pump = Pump(outputs, world_id, tokens, max_slots, vocab.think_end)
+        begin, end = vocab.control_id("<think>"), vocab.think_end
+        pieces = [id_ for id_ in vocab.added.values() if not vocab.special[id_]]
+        self._pump = Pump(outputs, world_id, tokens, max_slots, begin, end, pieces)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.open = self._pump.open
         self.close = self._pump.close

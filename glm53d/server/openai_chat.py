@@ -2,7 +2,8 @@
 
 A stream, in order: a chunk with the role, chunks with `reasoning_content`, chunks with `content`, one with
 `finish_reason`, one with `usage` if asked for, [DONE]. A turn that ends by itself and never closed its thinking was all
-answer: the plain answer has it as `content`; a stream has by then sent it as `reasoning_content` and leaves it there.
+answer: the plain answer has it as `content`; a stream has by then sent it as `reasoning_content`, and repeats it as
+`content` in the last chunk before the finish.
 """
 
 import time
@@ -13,7 +14,6 @@ from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
-from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.openai_common import (
@@ -165,7 +165,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, "message": _message(engine, finish), **finish_fields(finish)}],
+        "choices": [{"index": 0, "message": _message(finish), **finish_fields(finish)}],
         "usage": usage_object(finish.usage),
     }
     return body.json_response(body.encode(answer))
@@ -242,14 +242,12 @@ def _to_call(call: ToolCall, at: str) -> dict[str, Json]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _message(engine: Engine, finish: Finish) -> dict[str, Json]:
-    """The answer's message. Without </think>, what ended by itself is the answer, what was cut is reasoning."""
-    content: str | None = finish.text
-    reasoning: str | None = finish.reasoning or None
-    if not (finish.output_ids == engine.vocab.think_end).any():
-        content, reasoning = (finish.reasoning, None) if finish_reason(finish) == "stop" else (None, reasoning)
-    return {"role": "assistant", "content": content, "reasoning_content": reasoning}
+def _message(finish: Finish) -> dict[str, Json]:
+    """The answer's message. Of one that was cut off in its thinking there is no content."""
+    content = finish.text if finish.text or finish_reason(finish) == "stop" else None
+    return {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
 
 
 def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
-    return chunks.finish(b'"delta":{}', finish) + chunks.usage(finish.usage)
+    answer = chunks.choice(b'"delta":{"content":' + body.encode(finish.text) + b'},"finish_reason":null')
+    return (answer if finish.text else b"") + chunks.finish(b'"delta":{}', finish) + chunks.usage(finish.usage)

@@ -2,11 +2,15 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings.h"
 #include "glm53d/pump.h"
@@ -27,14 +31,27 @@ uint64_t checked(const Pump& pump, uint64_t handle) {
   return handle;
 }
 
-void open_stream(Pump& pump, uint64_t handle, const std::optional<nb::bytes>& content_prefix,
-                 const nb::bytes& content_suffix, const std::optional<nb::bytes>& reasoning_prefix,
-                 const nb::bytes& reasoning_suffix, bool starts_in_reasoning, bool with_ids, bool skip_special) {
-  OutSpec spec{{}, {}, starts_in_reasoning, with_ids, skip_special};
-  if (content_prefix) spec.content = Frame{string_of(*content_prefix), string_of(content_suffix)};
-  if (reasoning_prefix) spec.reasoning = Frame{string_of(*reasoning_prefix), string_of(reasoning_suffix)};
-  if (spec.reasoning && !spec.content) throw nb::value_error("frames for reasoning need frames for content");
-  pump.open(checked(pump, handle), std::move(spec));
+using FrameBytes = std::optional<std::tuple<nb::bytes, nb::bytes, nb::bytes, nb::bytes>>;
+
+std::optional<Frame> frame_of(const FrameBytes& frame) {
+  if (!frame) return std::nullopt;
+  const auto& [prefix, suffix, enter, leave] = *frame;
+  return Frame{string_of(prefix), string_of(suffix), string_of(enter), string_of(leave)};
+}
+
+void open_stream(Pump& pump, uint64_t handle, const FrameBytes& content, const FrameBytes& reasoning,
+                 bool starts_in_reasoning, bool with_ids, bool skip_special, std::vector<int32_t> python_ids,
+                 bool all_python) {
+  if (reasoning && !content) throw nb::value_error("frames for reasoning need frames for content");
+  if (content && all_python) throw nb::value_error("what is all python is not framed");
+  if (with_ids && (all_python || !python_ids.empty())) throw nb::value_error("pieces come without ids");
+  pump.open(checked(pump, handle), OutSpec{.content = frame_of(content),
+                                           .reasoning = frame_of(reasoning),
+                                           .starts_in_reasoning = starts_in_reasoning,
+                                           .with_ids = with_ids,
+                                           .skip_special = skip_special,
+                                           .python_ids = std::move(python_ids),
+                                           .all_python = all_python});
 }
 
 // The frames of all pieces as one bytes object.
@@ -45,6 +62,16 @@ nb::bytes joined_frames(std::span<const OutPiece> pieces) {
   return bytes_of(frames);
 }
 
+// The pieces of all: str and int.
+nb::list joined_pieces(std::span<const OutPiece> events) {
+  nb::list out;
+  for (const auto [delivery, event] : events)
+    PieceReader::read(
+        delivery->slice(event->pieces), [&](std::string_view text) { out.append(nb::str(text.data(), text.size())); },
+        [&](int32_t id) { out.append(id); });
+  return out;
+}
+
 nb::list take(Pump& pump) {
   nb::list out;
   pump.take(
@@ -52,13 +79,14 @@ nb::list take(Pump& pump) {
         const auto [delivery, event] = pieces.back();
         const nb::object finish =
             event->finish.size > 0 ? nb::object(bytes_of(delivery->slice(event->finish))) : nb::object(nb::none());
-        out.append(nb::make_tuple(event->handle, joined_frames(pieces), finish, bytes_of(delivery->slice(event->text)),
-                                  bytes_of(delivery->slice(event->reasoning)), bytes_of(delivery->slice(event->ids)),
-                                  event->reasoning_tokens, event->first_token_ns));
+        out.append(nb::make_tuple(event->handle, joined_frames(pieces), joined_pieces(pieces), finish,
+                                  bytes_of(delivery->slice(event->text)), bytes_of(delivery->slice(event->reasoning)),
+                                  bytes_of(delivery->slice(event->ids)), event->reasoning_tokens,
+                                  event->first_token_ns));
       },
       [&](uint16_t type, std::string_view payload) {
         const nb::bytes empty("", 0);
-        out.append(nb::make_tuple(0, empty, bytes_of(payload), empty, empty, empty, type, 0));
+        out.append(nb::make_tuple(0, empty, nb::list(), bytes_of(payload), empty, empty, empty, type, 0));
       });
   return out;
 }
@@ -78,34 +106,38 @@ void bind_front(nb::module_& m) {
       .def(
           "__init__",
           [](Pump* self, const Segment& segment, uint64_t world_id, const ByteVocab& vocab, size_t max_slots,
-             int32_t end_reasoning_id) {
-            auto* pump = new (self) Pump(vocab, max_slots, end_reasoning_id);
+             int32_t begin_reasoning_id, int32_t end_reasoning_id, std::vector<int32_t> piece_ids) {
+            std::ranges::sort(piece_ids);
+            Markup markup{begin_reasoning_id, end_reasoning_id, std::move(piece_ids)};
+            auto* pump = new (self) Pump(vocab, max_slots, std::move(markup));
             const Status status = pump->open_ring(segment, world_id);
             if (status == Status::kOk) return;
             pump->~Pump();
             check(status);
           },
-          "segment"_a, "world_id"_a, "vocab"_a, "max_slots"_a, "end_reasoning_id"_a, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 4>())
+          "segment"_a, "world_id"_a, "vocab"_a, "max_slots"_a, "begin_reasoning_id"_a, "end_reasoning_id"_a,
+          "piece_ids"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
       .def("start", &Pump::start, "Once.")
       .def("stop", &Pump::stop, nb::call_guard<nb::gil_scoped_release>(),
            "End the thread, within a tenth of a second. What it has made can still be taken.")
-      .def("open", &open_stream, "handle"_a, "content_prefix"_a.none(), "content_suffix"_a, "reasoning_prefix"_a.none(),
-           "reasoning_suffix"_a, "starts_in_reasoning"_a, "with_ids"_a, "skip_special"_a,
+      .def("open", &open_stream, "handle"_a, "content"_a.none(), "reasoning"_a.none(), "starts_in_reasoning"_a,
+           "with_ids"_a, "skip_special"_a, "python_ids"_a, "all_python"_a,
            "How the request's tokens leave, see front/job.py's OutSpec. Before the request is sent.")
       .def(
           "close", [](Pump& pump, uint64_t handle) { pump.close(checked(pump, handle)); }, "handle"_a,
           "Forget the request: what still comes for it is stale.")
       .def(
           "set_slow", [](Pump& pump, uint64_t handle, bool slow) { pump.set_slow(checked(pump, handle), slow); },
-          "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase.")
+          "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase, pieces together.")
       .def("take", &take,
-           nb::sig("def take(self) -> list[tuple[int, bytes, bytes | None, bytes, bytes, bytes, int, int]]"),
+           nb::sig("def take(self)"
+                   " -> list[tuple[int, bytes, list[str | int], bytes | None, bytes, bytes, bytes, int, int]]"),
            "All since the last take(), when fileno() is readable: for each stream one tuple\n"
-           "(handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
-           "finish: the last OutputRecord, whole, after which the handle is forgotten; else None. text, reasoning and\n"
-           "ids (int32) come with the finish of a request without frames. A record that is no output comes as\n"
-           "(0, b'', payload, b'', b'', b'', its type, 0).")
+           "(handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
+           "pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;\n"
+           "else None. text, reasoning and ids (int32) come with the finish of a collected request; of a stream only\n"
+           "text does, if its thinking has turned out to be its content. A record that is no output comes as\n"
+           "(0, b'', [], payload, b'', b'', b'', its type, 0).")
       .def("fileno", &Pump::fileno, "An eventfd, readable when there is something to take, and when writer_gone turns.")
       .def("stats", &stats, "Counts since the start, by name: see PumpStats.")
       .def_prop_ro("writer_gone", &Pump::writer_gone, "No more output will come; what came can still be taken.")

@@ -3,24 +3,35 @@
 #include <algorithm>
 
 namespace glm53d {
+namespace {
+
+bool has(const std::vector<int32_t>& ids, int32_t id) noexcept { return std::ranges::find(ids, id) != ids.end(); }
+
+bool is_blank(std::string_view text) noexcept { return text.find_first_not_of(" \t\n\r\f\v") == text.npos; }
+
+int32_t lowest(const Markup& markup, const OutSpec& spec) noexcept {
+  int32_t id = std::min(markup.begin_reasoning, markup.end_reasoning);
+  if (!markup.pieces.empty()) id = std::min(id, markup.pieces.front());
+  for (const int32_t python_id : spec.python_ids) id = std::min(id, python_id);
+  return id;
+}
+
+}  // namespace
+
+OutState::OutState(const ByteVocab& vocab, const Markup& markup, OutSpec spec)
+    : vocab_(&vocab), markup_(&markup), spec_(std::move(spec)), first_marked_(lowest(markup, spec_)),
+      arriving_(spec_.starts_in_reasoning ? kReasoning : kContent), leaving_(arriving_) {}
 
 size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
   size_t unknown = 0;
   for (const int32_t id : ids) {
+    const bool is_known = vocab_->contains(id);
+    const std::string_view bytes = is_known ? vocab_->bytes(id, spec_.skip_special) : std::string_view{};
+    unknown += !is_known;
     const Phase phase = arriving_;
-    if (phase == kReasoning && id == end_reasoning_id_) {
-      arriving_ = kContent;
-    } else {
-      reasoning_tokens_ += phase == kReasoning;
-      if (vocab_->contains(id)) {
-        const std::string_view bytes = vocab_->bytes(id, spec_.skip_special);
-        raw_ += bytes;
-        if (phase == kReasoning) raw_reasoning_ += bytes.size();
-      } else {
-        ++unknown;
-      }
-    }
-    if (spec_.with_ids || !framed()) {
+    if (id < first_marked_ || !mark(id, bytes.size())) raw_ += bytes;
+    reasoning_tokens_ += arriving_ == kReasoning;
+    if (spec_.with_ids || !streamed()) {
       ids_.push_back(id);
       ids_reasoning_ += phase == kReasoning;
     }
@@ -29,42 +40,122 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
   return unknown;
 }
 
-void OutState::release(size_t num_bytes) {
-  const std::string_view bytes = std::string_view(raw_).substr(0, num_bytes);
-  const size_t reasoning = std::min(num_bytes, raw_reasoning_);
-  utf8_feed(utf8_, bytes.substr(0, reasoning), text_[kReasoning]);
-  raw_reasoning_ -= reasoning;
-  if (leaving_ == kReasoning && arriving_ == kContent && raw_reasoning_ == 0) {
-    utf8_finish(utf8_, text_[kReasoning]);
-    leaving_ = kContent;
+// Whether the id is more than its bytes; then it has been taken into raw_ and marks_.
+bool OutState::mark(int32_t id, size_t num_bytes) {
+  const Phase before = arriving_;
+  if (before == kReasoning && id == markup_->end_reasoning) {
+    arriving_ = kContent;
+    num_bytes = 0;
+  } else if (before != kPython && has(spec_.python_ids, id)) {
+    arriving_ = kPython;
   }
-  utf8_feed(utf8_, bytes.substr(reasoning), text_[kContent]);
-  raw_.erase(0, num_bytes);
+  const bool is_piece = (arriving_ == kPython || spec_.all_python) && std::ranges::binary_search(markup_->pieces, id);
+  // In a chat a <think> in the thinking and a second </think> behind it say nothing.
+  const int32_t void_id = before == kReasoning ? markup_->begin_reasoning : markup_->end_reasoning;
+  const bool is_void = spec_.starts_in_reasoning && id == void_id;
+  if (arriving_ == before && !is_piece && !is_void) return false;
+  marks_.push_back({raw_.size(), raw_.size() + num_bytes, id, arriving_, is_piece});
+  raw_.append(num_bytes, ' ');
+  return true;
 }
 
-void OutState::finish() {
+void OutState::release(size_t num_bytes) {
+  const std::string_view raw = raw_;
+  size_t at = 0, num_passed = 0;
+  for (; num_passed < marks_.size() && marks_[num_passed].end <= num_bytes; ++num_passed) {
+    const Mark& mark = marks_[num_passed];
+    append(raw.substr(at, mark.begin - at));
+    pass(mark);
+    at = mark.end;
+  }
+  if (num_passed < marks_.size()) num_bytes = std::min(num_bytes, marks_[num_passed].begin);
+  append(raw.substr(at, num_bytes - at));
+  raw_.erase(0, num_bytes);
+  marks_.erase(marks_.begin(), marks_.begin() + static_cast<ptrdiff_t>(num_passed));
+  for (Mark& mark : marks_) mark.begin -= num_bytes, mark.end -= num_bytes;
+}
+
+void OutState::pass(const Mark& mark) {
+  append_text([this](std::string& out) { utf8_finish(utf8_, out); });
+  if (leaving_ == kReasoning && mark.after != kReasoning) std::string().swap(thoughts_);
+  if (mark.after == kPython && leaving_ == kContent && holds_content()) {
+    pieces_.add_text([this](std::string& out) { out += text_[kContent]; });
+    text_[kContent].clear();
+  }
+  leaving_ = mark.after;
+  if (mark.is_piece) pieces_.add_id(mark.id);
+}
+
+void OutState::append(std::string_view bytes) {
+  if (!bytes.empty()) append_text([&](std::string& out) { utf8_feed(utf8_, bytes, out); });
+}
+
+// append(std::string&) appends text of the phase leaving_.
+template <class Append>
+void OutState::append_text(Append&& append) {
+  const auto append_and_keep = [&](std::string& out) {
+    const size_t before = out.size();
+    append(out);
+    if (leaving_ == kReasoning && streamed()) thoughts_.append(out, before);
+  };
+  if (in_pieces())
+    pieces_.add_text(append_and_keep);
+  else
+    append_and_keep(text_[leaving_]);
+}
+
+void OutState::finish(bool stopped) {
   raw_.clear();
-  raw_reasoning_ = 0;
-  utf8_finish(utf8_, text_[leaving_]);
+  marks_.clear();
+  append_text([this](std::string& out) { utf8_finish(utf8_, out); });
+  finished_ = true;
+  if (!stopped || arriving_ != kReasoning) return;
+  reasoning_tokens_ = 0;
+  if (streamed())
+    answer_.swap(thoughts_);
+  else
+    text_[kContent].swap(text_[kReasoning]);
+}
+
+// Where calls may follow, a blank beginning of the content is not framed: if nothing but calls follows, there is none.
+bool OutState::holds_content() const noexcept {
+  return framed() && !spec_.python_ids.empty() && !finished_ && entered_[kContent] == Entered::kNo &&
+         is_blank(text_[kContent]);
 }
 
 size_t OutState::write_frames(std::string& out) {
   size_t num_frames = 0;
   for (const Phase phase : {kReasoning, kContent}) {
+    const Frame& frame = phase == kReasoning && spec_.reasoning ? *spec_.reasoning : *spec_.content;
     const std::span all(ids_);
     const auto ids = phase == kReasoning ? all.first(ids_reasoning_) : all.subspan(ids_reasoning_);
-    if (text_[phase].empty() && ids.empty()) continue;
-    const Frame& frame = phase == kReasoning && spec_.reasoning ? *spec_.reasoning : *spec_.content;
-    if (spec_.with_ids)
-      append_frame(frame, text_[phase], ids, out);
-    else
-      append_frame(frame, text_[phase], out);
-    text_[phase].clear();
-    ++num_frames;
+    const bool has_frame = !(text_[phase].empty() && ids.empty()) && !(phase == kContent && holds_content());
+    const bool begins = phase == (spec_.starts_in_reasoning ? kReasoning : kContent);
+    if (entered_[phase] == Entered::kNo && (has_frame || begins)) {
+      out += frame.enter;
+      entered_[phase] = Entered::kYes;
+    }
+    if (has_frame) {
+      if (spec_.with_ids)
+        append_frame(frame, text_[phase], ids, out);
+      else
+        append_frame(frame, text_[phase], out);
+      text_[phase].clear();
+      ++num_frames;
+    }
+    if (entered_[phase] == Entered::kYes && (leaving_ > phase || finished_)) {
+      out += frame.leave;
+      entered_[phase] = Entered::kLeft;
+    }
   }
   ids_.clear();
   ids_reasoning_ = 0;
   return num_frames;
+}
+
+void OutState::write_pieces(std::string& out) {
+  out += pieces_.data();
+  pieces_.clear();
 }
 
 }  // namespace glm53d

@@ -41,8 +41,8 @@ std::string_view bytes_of(std::span<const T> values) noexcept {
 
 // ---- the loop's side ------------------------------------------------------------------------------------------------
 
-Pump::Pump(const ByteVocab& vocab, size_t max_slots, int32_t end_reasoning_id)
-    : vocab_(vocab), end_reasoning_id_(end_reasoning_id), slots_(max_slots) {}
+Pump::Pump(const ByteVocab& vocab, size_t max_slots, Markup markup)
+    : vocab_(vocab), markup_(std::move(markup)), slots_(max_slots) {}
 
 Pump::~Pump() {
   stop();
@@ -149,7 +149,7 @@ void Pump::obey(Command& command) {
     Slot& slot = slots_[index_of(command.handle)];
     free_slot(slot);
     slot.handle = command.handle;
-    slot.out.emplace(vocab_, end_reasoning_id_, std::move(*command.open));
+    slot.out.emplace(vocab_, markup_, std::move(*command.open));
     return;
   }
   Slot* slot = find(command.handle);
@@ -190,8 +190,8 @@ void Pump::handle_output(std::string_view payload) {
   add(counters_.unknown_ids, slot->out->feed(ids, head.held_bytes));
   if (head.finish_reason != static_cast<uint32_t>(FinishReason::kNone))
     end_stream(*slot, payload);
-  else if (slot->out->framed() && !slot->slow)
-    write_frames(*slot);
+  else if (slot->out->streamed() && !slot->slow)
+    write_out(*slot);
 }
 
 // [R13] What is missing cannot be had again, so the stream ends with what it got and an error.
@@ -208,23 +208,26 @@ void Pump::fail_order(Slot& slot, const OutputRecord& head) {
 }
 
 void Pump::end_stream(Slot& slot, std::string_view record) {
-  slot.out->finish();
-  if (slot.out->framed()) write_frames(slot);
+  OutputRecord head{};
+  std::memcpy(&head, record.data(), sizeof head);
+  slot.out->finish(head.finish_reason == static_cast<uint32_t>(FinishReason::kStop));
+  write_out(slot);
   slot.finish = record;
   mark_dirty(slot);
 }
 
-void Pump::write_frames(Slot& slot) {
-  const size_t num_frames = slot.out->write_frames(slot.frames);
-  add(counters_.frames, num_frames);
-  if (num_frames > 0) mark_dirty(slot);
+// What has come leaves. Of a collected request, that is its pieces alone, and only at the end.
+void Pump::write_out(Slot& slot) {
+  if (slot.out->framed()) add(counters_.frames, slot.out->write_frames(slot.frames));
+  slot.out->write_pieces(slot.pieces);
+  if (!slot.frames.empty() || !slot.pieces.empty()) mark_dirty(slot);
 }
 
 void Pump::set_slow(Slot& slot, bool slow) {
   if (slot.slow == slow) return;
   slot.slow = slow;
   slow ? ++num_slow_ : --num_slow_;
-  if (!slow && slot.out->framed()) write_frames(slot);
+  if (!slow && slot.out->streamed()) write_out(slot);
 }
 
 void Pump::flush_slow() {
@@ -261,17 +264,22 @@ void Pump::deliver() {
 void Pump::deliver_slot(Slot& slot) {
   Delivery& delivery = writing();
   std::string& data = delivery.data;
-  const OutState& out = *slot.out;
-  OutEvent event{slot.handle, append(data, slot.frames), {}, {}, {}, {}, out.reasoning_tokens(), slot.first_token_ns};
+  OutEvent event{.handle = slot.handle,
+                 .frames = append(data, slot.frames),
+                 .pieces = append(data, slot.pieces),
+                 .finish = append(data, slot.finish),
+                 .text = {},
+                 .reasoning = {},
+                 .ids = {},
+                 .reasoning_tokens = slot.out->reasoning_tokens(),
+                 .first_token_ns = slot.first_token_ns};
   slot.frames.clear();
+  slot.pieces.clear();
   slot.dirty = false;
   if (!slot.finish.empty()) {
-    event.finish = append(data, slot.finish);
-    if (!out.framed()) {
-      event.text = append(data, out.text(kContent));
-      event.reasoning = append(data, out.text(kReasoning));
-      event.ids = append(data, bytes_of(out.ids()));
-    }
+    event.text = append(data, slot.out->content());
+    event.reasoning = append(data, slot.out->reasoning());
+    event.ids = append(data, bytes_of(slot.out->ids()));
     free_slot(slot);
   }
   delivery.events.push_back(event);

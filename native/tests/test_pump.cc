@@ -28,6 +28,10 @@ static const ByteVocab& letters() {
   return vocab;
 }
 static constexpr int32_t kThinkEnd = 26;
+static const Markup& markup() {
+  static const Markup ids{-1, kThinkEnd, {kThinkEnd}};
+  return ids;
+}
 
 static uint64_t handle_of(size_t stream) { return uint64_t{1} << 32 | stream; }
 
@@ -103,7 +107,7 @@ static void every_stream_gets_its_text_while_some_are_slow() {
   Ring ring(1 << 16);
   RingWriter writer;
   CHECK(writer.open(ring.segment, kWorld) == Status::kOk);
-  Pump pump(letters(), kStreams, kThinkEnd);
+  Pump pump(letters(), kStreams, markup());
   CHECK(pump.open_ring(ring.segment, kWorld) == Status::kOk);
   pump.start();
   for (size_t stream = 0; stream < kStreams; ++stream) {
@@ -152,7 +156,7 @@ static void every_stream_gets_its_text_while_some_are_slow() {
 
 static void a_ring_that_makes_no_sense_ends_the_pump_and_is_told() {
   Ring ring(1 << 12);
-  Pump pump(letters(), 1, kThinkEnd);
+  Pump pump(letters(), 1, markup());
   CHECK(pump.open_ring(ring.segment, kWorld) == Status::kOk);
   std::memset(ring.header->data(), 0xff, 8);
   ring.header->tail.store(64);
@@ -168,7 +172,7 @@ static void a_busy_pump_can_be_stopped_and_dropped_at_any_moment() {
     CHECK(writer.open(ring.segment, kWorld) == Status::kOk);
     std::thread leader;
     {
-      Pump pump(letters(), kStreams, kThinkEnd);
+      Pump pump(letters(), kStreams, markup());
       CHECK(pump.open_ring(ring.segment, kWorld) == Status::kOk);
       for (size_t stream = 0; stream < kStreams; ++stream) pump.open(handle_of(stream), framed());
       pump.start();

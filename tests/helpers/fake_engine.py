@@ -11,20 +11,25 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 
+from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import Glm53dError, NotReady
 from glm53d.front.job import Finish, Job, Usage
 from glm53d.ipc.records import FinishReason
 
 THINK_END = 7
+ADDED = {"</think>": THINK_END, "<think>": 6} | {
+    tag: 100 + i
+    for i, tag in enumerate(["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"])
+}
 VOCAB_SIZE = 1000
 
 
 @dataclass
 class Script:
-    """What the next requests get: (phase, text, ids) pieces, then an end."""
+    """What the next requests get: (phase, text, ids) pieces, then an end. Of the phase python it may be a tag's id."""
 
-    pieces: list[tuple[str, str, list[int]]] = field(
+    pieces: list[tuple[str, str | int, list[int]]] = field(
         default_factory=lambda: [
             ("reasoning", "Let me ", [11, 12]),
             ("reasoning", "think.", [13, THINK_END]),
@@ -53,10 +58,11 @@ class FakeStream:
         self.aborted = False
         self._engine = engine
 
-    def start(self, write: Callable[[bytes], None]) -> None:
+    def start(self, write: Callable[[bytes], None], frame: Callable[[list[Piece]], bytes] | None = None) -> None:
         self.write = write
         for phase, text, ids in self._engine.script.pieces:
-            write(self.frame(phase, text, ids))
+            if frames := frame([text]) if phase == "python" else self.frame(phase, text, ids):
+                write(frames)
 
     def frame(self, phase: str, text: str, ids: list[int]) -> bytes:
         out = self.job.out
@@ -77,20 +83,29 @@ class FakeStream:
             raise script.fail
         self._engine.live.remove(self)
         ids = [i for _, _, piece in script.pieces for i in piece]
-        plain = self.job.out.content is None
+        plain = not self.job.out.is_streamed
         first = self.job.received_ns + 10**6
         apart = self.job.out.starts_in_reasoning
 
+        reason = FinishReason.ABORT if self.aborted else script.reason
+
         def text(*phases: str) -> str:
-            return "".join(t for p, t, _ in script.pieces if p in phases) if plain else ""
+            return "".join(t for p, t, _ in script.pieces if p in phases)
+
+        content, reasoning = text("content") if apart else text("reasoning", "content"), text("reasoning")
+        num_reasoning = sum(len(i) for p, _, i in script.pieces if p == "reasoning")
+        ends_thinking = THINK_END in ids or any(p == "python" for p, *_ in script.pieces)
+        if is_all_answer := apart and reason is FinishReason.STOP and not ends_thinking:
+            content, reasoning, num_reasoning = reasoning, "", 0
 
         return Finish(
-            reason=FinishReason.ABORT if self.aborted else script.reason,
-            usage=Usage(5, len(ids), sum(len(i) for p, _, i in script.pieces if p == "reasoning"), 2),
+            reason=reason,
+            usage=Usage(5, len(ids), num_reasoning, 2),
             matched_id=3 if script.reason is FinishReason.STOP and script.matched_stop is None else None,
             matched_stop=script.matched_stop,
-            text=text("content") if apart else text("reasoning", "content"),
-            reasoning=text("reasoning") if apart else "",
+            text=content if plain or is_all_answer else "",
+            reasoning=reasoning if plain and apart else "",
+            pieces=[t for p, t, _ in script.pieces if p == "python"] if plain else [],
             output_ids=np.array(ids, np.int32),
             marks={"received": first - 10**6, "first_token": first, "last_token": first + 10**7, "queue": 10**5},
         )
@@ -102,7 +117,7 @@ class FakeEngine:
     def __init__(self, config: Config):
         self.config = config
         self.script = Script()
-        self.vocab = SimpleNamespace(size=VOCAB_SIZE, think_end=THINK_END)
+        self.vocab = SimpleNamespace(size=VOCAB_SIZE, added=ADDED)
         self.limits = SimpleNamespace(max_req_input_len=99, max_context_len=100)
         self.defaults = {"temperature": 1.0, "top_p": 0.95}
         self.models = ("nano", "alias")

@@ -13,17 +13,21 @@ from glm53d import _native
 from glm53d.errors import AbiMismatch, IpcError
 from glm53d.ipc.records import OUTPUT, FinishReason, RecordType, align8
 from glm53d.ipc.segment import Segment
-from glm53d.text.decode import decode_plain
 
 WORLD, SLOTS = 7, 16
 # Characters cut at every place, what JSON escapes, a special token, one without bytes, and the end of reasoning.
 TOKENS = [
     *(b"a", b" the", b"\xff", b'"', b"\\", b"\n\t\x01\x7f", b"<|user|>", b""),
-    *("你".encode()[:1], "你".encode()[1:], "😀".encode()[:2], "😀".encode()[2:], "é好".encode(), b"</think>"),
+    *("你".encode()[:1], "你".encode()[1:], "😀".encode()[:2], "😀".encode()[2:], "é好".encode()),
+    *(b"\n\t ", b"<arg_key>", b"<think>", b"<tool_call>", b"</think>"),
 ]
 SPECIAL = [token == b"<|user|>" for token in TOKENS]
-THINK_END = len(TOKENS) - 1
-CONTENT, REASONING = (b'data: {"content":"', b'"}\n\n'), (b'data: {"reasoning":"', b'"}\n\n')
+A = 0
+BLANK, ARG_KEY, THINK, TOOL_CALL, THINK_END = range(len(TOKENS) - 5, len(TOKENS))
+PIECES = [ARG_KEY, THINK, TOOL_CALL, THINK_END]
+KINDS = ["frames", "frames with ids", "pieces", "collected"]
+CONTENT = (b'data: {"content":"', b'"}\n\n', b"", b"")
+REASONING = (b'data: {"reasoning":"', b'"}\n\n', b"", b"")
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Seen:
     """All that the pump handed over for one request."""
 
     frames: bytes = b""
+    pieces: list[str | int] = field(default_factory=list)
     finish: bytes | None = None
     text: bytes = b""
     reasoning: bytes = b""
@@ -58,7 +63,7 @@ class Rig:
         self.segment = Segment.create("test", _native.ring_segment_bytes(self.capacity))
         _native.ring_init(self.segment, WORLD, 1)
         vocab = _native.ByteVocab(TOKENS, SPECIAL)
-        self.pump = _native.Pump(self.segment, WORLD, vocab, SLOTS, THINK_END)
+        self.pump = _native.Pump(self.segment, WORLD, vocab, SLOTS, THINK, THINK_END, PIECES)
         self.writer = _native.RingWriter(self.segment, WORLD)
         self.seen: dict[int, Seen] = {}
         self.offsets: dict[int, int] = {}
@@ -69,11 +74,20 @@ class Rig:
         self.writer.close()  # the thread ends at once, not at its next look at stop()
         self.pump.stop()
 
-    def open(self, handle, content=CONTENT, reasoning=REASONING, starts=True, with_ids=False, skip=True):
-        frames = [part for frame in (content, reasoning) for part in frame or (None, b"")]
+    def open(
+        self,
+        handle,
+        content=CONTENT,
+        reasoning=REASONING,
+        starts=True,
+        with_ids=False,
+        skip=True,
+        python_ids=(),
+        all_python=False,
+    ):
         if with_ids:  # the suffix then starts behind a value
-            frames[1] = frames[3] = b"}\n\n"
-        self.pump.open(handle, *frames, starts, with_ids, skip)
+            content, reasoning = (frame and (frame[0], b"}\n\n", b"", b"") for frame in (content, reasoning))
+        self.pump.open(handle, content, reasoning, starts, with_ids, skip, python_ids, all_python)
         self.seen[handle], self.offsets[handle] = Seen(), 0
 
     def output(self, handle, ids, held=0, finish=FinishReason.NONE, offset=None, error=b""):
@@ -89,14 +103,15 @@ class Rig:
         return record
 
     def take(self) -> None:
-        for handle, frames, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
+        for handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
             if handle == 0:
                 self.others.append((reasoning_tokens, finish))
                 continue
             seen = self.seen[handle]
             assert seen.finish is None, "nothing comes behind a finish"
-            assert frames or finish is not None, "no empty events"
+            assert frames or pieces or finish is not None, "no empty events"
             seen.frames += frames
+            seen.pieces += pieces
             seen.finish, seen.text, seen.reasoning, seen.ids = finish, text, reasoning, ids
             seen.reasoning_tokens, seen.first_token_ns = reasoning_tokens, first_token_ns
 
@@ -115,39 +130,94 @@ def handle_of(slot: int, generation: int = 1) -> int:
     return generation << 32 | slot
 
 
-def phases(ids: list[int], starts: bool) -> tuple[list[int], list[int]]:
-    """Reasoning's ids and content's; the border is in neither."""
-    if not starts:
-        return [], ids
-    border = ids.index(THINK_END) if THINK_END in ids else len(ids)
-    return ids[:border], ids[border + 1 :]
+@dataclass
+class Turn:
+    """What a request's ids say in all, straight from the rules. That many bytes at its end never show: `dropped`."""
+
+    ids: list[int]
+    starts: bool = True
+    skip: bool = True
+    python_ids: tuple[int, ...] = ()
+    all_python: bool = False
+    dropped: int = 0
+    num_reasoning: int = 0
+    texts: dict[str, str] = field(default_factory=lambda: {"reasoning": "", "content": "", "python": ""})
+    pieces: list[str | int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        steps, phase = [], "reasoning" if self.starts else "content"
+        for id_ in self.ids:
+            before, data = phase, TOKENS[id_] if id_ <= THINK_END else b""
+            if phase == "reasoning" and id_ == THINK_END:
+                phase, data = "content", b""
+            elif phase != "python" and id_ in self.python_ids:
+                phase = "python"
+            elif self.skip and data == b"<|user|>":
+                data = b""
+            self.num_reasoning += phase == "reasoning"
+            is_piece = id_ in PIECES and (phase == "python" or self.all_python)
+            is_void = self.starts and id_ == (THINK if before == "reasoning" else THINK_END)
+            steps.append((before, data, id_ if is_piece else None, phase == before and not is_piece and not is_void))
+        left = sum(len(data) for _, data, *_ in steps) - self.dropped
+        run, phase = b"", steps[0][0] if steps else "content"
+        for phase, data, piece, is_text in steps:
+            if is_text:
+                run += data[: max(left, 0)]
+            elif left >= len(data):
+                self.say(phase, run)
+                run = b""
+                if piece is not None:
+                    self.pieces.append(piece)
+            left -= len(data)
+            if left < 0:
+                break
+        self.say(phase, run)
+
+    def say(self, phase: str, data: bytes) -> None:
+        text = data.decode(errors="replace")
+        self.texts[phase] += text
+        if text and (phase == "python" or self.all_python):
+            self.pieces.append(text)
+
+    @property
+    def ends_thinking(self) -> bool:
+        return not self.starts or self.num_reasoning < len(self.ids)
 
 
-def text_of(ids: list[int], skip: bool) -> str:
-    return decode_plain(TOKENS, SPECIAL, ids, skip_special=skip)
+def merged(pieces: list[str | int]) -> list[str | int]:
+    """Texts in a row as one: only where they are cut is left to chance."""
+    out: list[str | int] = []
+    for piece in pieces:
+        if out and isinstance(piece, str) and isinstance(out[-1], str):
+            out[-1] += piece
+        else:
+            out.append(piece)
+    return out
 
 
 records = st.lists(st.tuples(st.lists(st.integers(0, THINK_END + 1), max_size=5), st.integers(0, 12)), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     requests=st.lists(
-        st.tuples(records, st.booleans(), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=3
+        st.tuples(records, st.sampled_from(KINDS), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=3
     ),
     slow=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=6),
+    stops=st.booleans(),
     data=st.data(),
 )
-def test_frames_and_collected_texts_equal_the_plain_decode(requests, slow, data):
-    """A request: its records as (ids, held_bytes), whether framed, starting in reasoning, with ids, skipping specials.
+def test_frames_pieces_and_collected_texts_are_what_the_ids_say(requests, slow, stops, data):
+    """A request: its records as (ids, held_bytes), how it leaves, if it starts in reasoning, has tools, skips specials.
 
     The records of all requests are interleaved, and streams turn slow and back between any two.
     """
     with Rig() as rig:
-        for slot, (_, framed, starts, with_ids, skip) in enumerate(requests):
+        for slot, (_, kind, starts, tools, skip) in enumerate(requests):
             rig.open(
-                handle_of(slot), CONTENT if framed else None, REASONING if framed else None, starts, with_ids, skip
-            )
+                handle_of(slot), CONTENT if "frames" in kind else None, REASONING if "frames" in kind else None, starts,
+                kind == "frames with ids", skip, (TOOL_CALL,) if tools and "ids" not in kind else (), kind == "pieces",
+            )  # fmt: skip
         order = data.draw(st.permutations([slot for slot, r in enumerate(requests) for _ in r[0]]), "order")
         cursors = [iter(r[0]) for r in requests]
         turns = dict(zip(data.draw(st.permutations(range(len(order) + 1)), "slow at"), slow, strict=False))
@@ -157,43 +227,101 @@ def test_frames_and_collected_texts_equal_the_plain_decode(requests, slow, data)
             rig.output(handle_of(slot), *next(cursors[slot]))
             if i % 3 == 0:
                 rig.take()
-        last = [rig.output(handle_of(slot), [], 0, FinishReason.LENGTH) for slot in range(len(requests))]
+        reason = FinishReason.STOP if stops else FinishReason.LENGTH
+        last = [rig.output(handle_of(slot), [], 0, reason) for slot in range(len(requests))]
         rig.wait_finished(*map(handle_of, range(len(requests))))
 
-        for slot, (cut, framed, starts, with_ids, skip) in enumerate(requests):
+        for slot, (cut, kind, starts, tools, skip) in enumerate(requests):
             seen, ids = rig.seen[handle_of(slot)], [i for piece, _ in cut for i in piece]
-            reasoning_ids, content_ids = phases(ids, starts)
-            expected = text_of(reasoning_ids, skip), text_of(content_ids, skip)
-            if framed:
-                assert (seen.joined("reasoning"), seen.joined("content")) == expected
-                assert not (seen.text or seen.reasoning or seen.ids)
+            python_ids = (TOOL_CALL,) if tools and "ids" not in kind else ()
+            turn = Turn(ids, starts, skip, python_ids, kind == "pieces")
+            reasoning, content = turn.texts["reasoning"], turn.texts["content"]
+            is_all_answer = stops and not turn.ends_thinking
+            pieces = merged(seen.pieces)
+            if "frames" in kind:
+                if python_ids and not content.strip() and TOOL_CALL in ids:  # nothing but calls: see Turn.pieces
+                    content, turn.pieces = "", merged([content, *turn.pieces] if content else turn.pieces)
+                assert (seen.joined("reasoning"), seen.joined("content")) == (reasoning, content)
                 sent = [i for event in seen.events() for i in event.get("output_ids", [])]
-                assert sent == (ids if with_ids else [])
+                assert sent == (ids if kind == "frames with ids" else [])
             else:
-                assert (seen.reasoning.decode(), seen.text.decode()) == expected
-                assert np.frombuffer(seen.ids, np.int32).tolist() == ids
                 assert seen.frames == b""
+            if kind == "collected":
+                if is_all_answer:
+                    reasoning, content = "", reasoning
+                assert (seen.reasoning.decode(), seen.text.decode()) == (reasoning, content)
+                assert np.frombuffer(seen.ids, np.int32).tolist() == ids
+            else:
+                assert seen.text.decode() == (reasoning if is_all_answer else "")  # F-F1
+                assert not (seen.reasoning or seen.ids)
+            assert pieces == merged(turn.pieces)
             assert seen.finish == last[slot]
-            assert seen.reasoning_tokens == len(reasoning_ids)
+            assert seen.reasoning_tokens == (0 if is_all_answer else turn.num_reasoning)
             assert (seen.first_token_ns > 0) == bool(ids)
         assert rig.pump.stats()["unknown_ids"] == sum(
             i > THINK_END for r in requests for piece, _ in r[0] for i in piece
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, THINK_END), max_size=12), st.integers(0, 20), st.booleans())
 def test_what_is_held_at_the_finish_never_shows(ids, held, starts):
-    """[R38]"""
+    """[R38] An added token among pieces shows as a whole or not at all."""
     with Rig() as rig:
-        rig.open(handle_of(0), starts=starts)
-        rig.output(handle_of(0), ids, held, FinishReason.STOP)
+        rig.open(handle_of(0), None, None, starts=starts, python_ids=(TOOL_CALL,))
+        rig.output(handle_of(0), ids, held, FinishReason.LENGTH)
         rig.wait_finished(handle_of(0))
-        seen = rig.seen[handle_of(0)]
-        reasoning, content = (b"".join(TOKENS[i] for i in part if not SPECIAL[i]) for part in phases(ids, starts))
-        kept = len(reasoning) + len(content) - held
-        assert seen.joined("reasoning") == reasoning[: max(kept, 0)].decode(errors="replace")
-        assert seen.joined("content") == content[: max(kept - len(reasoning), 0)].decode(errors="replace")
+        seen, turn = rig.seen[handle_of(0)], Turn(ids, starts, python_ids=(TOOL_CALL,), dropped=held)
+        assert (seen.reasoning.decode(), seen.text.decode()) == (turn.texts["reasoning"], turn.texts["content"])
+        assert seen.pieces == merged(turn.pieces)
+
+
+ENTERED = [(b"r(", b")", b"<r>", b"</r>"), (b"c(", b")", b"<c>", b"</c>")]
+
+
+@pytest.mark.parametrize(
+    ("starts", "records", "frames", "pieces"),
+    [
+        (True, [[A], [A], [THINK_END], [A], [A]], "<r>r(a)r(a)</r><c>c(a)c(a)</c>", []),
+        (True, [[A, THINK_END, A]], "<r>r(a)</r><c>c(a)</c>", []),
+        (True, [[THINK_END], [A]], "<r></r><c>c(a)</c>", []),
+        (True, [[A, THINK_END]], "<r>r(a)</r>", []),
+        (True, [], "<r></r>", []),
+        (True, [[A, TOOL_CALL], [A]], "<r>r(a)</r>", [TOOL_CALL, "a"]),
+        (True, [[A, THINK_END, A], [TOOL_CALL, A]], "<r>r(a)</r><c>c(a)</c>", [TOOL_CALL, "a"]),
+        (True, [[A, THINK_END], [BLANK], [TOOL_CALL, A]], "<r>r(a)</r>", ["\n\t ", TOOL_CALL, "a"]),
+        (True, [[THINK_END, BLANK], [A], [BLANK]], "<r></r><c>c(\\n\\t a)c(\\n\\t )</c>", []),
+        (True, [[THINK_END, BLANK]], "<r></r><c>c(\\n\\t )</c>", []),
+        (False, [[A], [A]], "<c>c(a)c(a)</c>", []),
+        (False, [], "<c></c>", []),
+    ],
+)
+def test_a_phase_is_entered_before_its_first_frame_and_left_behind_its_last(starts, records, frames, pieces):
+    """What stands between leave and the next enter is nothing, also where a slow stream is merged."""
+    for slow in (False, True):
+        with Rig() as rig:
+            rig.open(handle_of(0), *ENTERED[::-1], starts=starts, python_ids=(TOOL_CALL,))
+            for ids in records:
+                rig.pump.set_slow(handle_of(0), slow)
+                rig.output(handle_of(0), ids)
+            rig.output(handle_of(0), [], finish=FinishReason.LENGTH)
+            rig.wait_finished(handle_of(0))
+            seen = rig.seen[handle_of(0)]
+            merges = (("r(a)r(a)", "r(aa)"), ("c(a)c(a)", "c(aa)"), ("a)c(", "a"))
+            expected = frames
+            for apart, together in merges if slow else ():
+                expected = expected.replace(apart, together)
+            assert (seen.frames.decode(), merged(seen.pieces)) == (expected, pieces)
+
+
+def test_a_piece_comes_as_soon_as_its_token_does():
+    with Rig() as rig:
+        rig.open(handle_of(0), python_ids=(TOOL_CALL,))
+        for ids, expected in (([A, TOOL_CALL], [TOOL_CALL]), ([A], ["a"]), ([ARG_KEY, A, A], [ARG_KEY, "aa"])):
+            rig.output(handle_of(0), ids)
+            rig.wait(lambda: rig.seen[handle_of(0)].pieces)
+            assert rig.seen[handle_of(0)].pieces == expected
+            rig.seen[handle_of(0)].pieces = []
 
 
 def test_text_held_back_shows_once_a_later_record_lets_it():
@@ -304,11 +432,16 @@ def test_wrong_arguments_are_refused():
                 rig.open(handle)
         with pytest.raises(ValueError, match="content"):
             rig.open(handle_of(0), content=None)
+        with pytest.raises(ValueError, match="not framed"):
+            rig.open(handle_of(0), all_python=True)
+        for pieces in ({"python_ids": [TOOL_CALL]}, {"all_python": True, "content": None, "reasoning": None}):
+            with pytest.raises(ValueError, match="without ids"):
+                rig.open(handle_of(0), with_ids=True, **pieces)
         vocab = _native.ByteVocab([], [])
         with pytest.raises(IpcError, match="held already"):
-            _native.Pump(rig.segment, WORLD, vocab, SLOTS, 0)
+            _native.Pump(rig.segment, WORLD, vocab, SLOTS, -1, 0, [])
         with pytest.raises(AbiMismatch):
-            _native.Pump(rig.segment, WORLD + 1, vocab, SLOTS, 0)
+            _native.Pump(rig.segment, WORLD + 1, vocab, SLOTS, -1, 0, [])
 
 
 def test_a_pump_that_was_never_started_or_taken_from_can_be_dropped():
@@ -317,6 +450,6 @@ def test_a_pump_that_was_never_started_or_taken_from_can_be_dropped():
         rig.output(handle_of(0), [0])
         segment = Segment.create("test", 1 << 12)
         _native.ring_init(segment, WORLD, 1)
-        pump = _native.Pump(segment, WORLD, _native.ByteVocab([b"a"], [False]), SLOTS, 0)
-        pump.open(handle_of(1), None, b"", None, b"", False, False, False)
+        pump = _native.Pump(segment, WORLD, _native.ByteVocab([b"a"], [False]), SLOTS, -1, 0, [])
+        pump.open(handle_of(1), None, None, False, False, False, [], False)
         del segment, pump

@@ -59,7 +59,7 @@ async def test_a_plain_answer_has_reasoning_apart_and_exact_usage(client):
     [
         ([("reasoning", "All of it", [11])], FinishReason.STOP, "All of it", None),  # F-F1
         ([("reasoning", "Cut", [11])], FinishReason.LENGTH, None, "Cut"),
-        ([("reasoning", "Cut", [11, THINK_END])], FinishReason.LENGTH, "", "Cut"),
+        ([("reasoning", "Cut", [11, THINK_END])], FinishReason.LENGTH, None, "Cut"),
         ([("reasoning", "Thought", [11, THINK_END])], FinishReason.STOP, "", "Thought"),
         ([("reasoning", "", [THINK_END]), ("content", "Answer", [11])], FinishReason.STOP, "Answer", None),
         ([], FinishReason.STOP, "", None),
@@ -72,6 +72,17 @@ async def test_a_turn_without_end_of_thinking_is_answer_if_it_stopped_and_though
     choice = (await client.post(CHAT, {"messages": HI})).json["choices"][0]
     assert choice["finish_reason"] == reason.name.lower()
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (content, reasoning)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_a_stream_repeats_as_content_what_was_all_answer(client, reason):
+    """F-F1"""
+    client.engine.script.pieces, client.engine.script.reason = [("reasoning", 'All "of" it', [11])], reason
+    answer = await client.post(CHAT, {"messages": HI, "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, usage, _ = answer.events
+    repeated = [{"content": 'All "of" it'}] if reason is FinishReason.STOP else []
+    assert [c["choices"][0]["delta"] for c in chunks[1:]] == [{"reasoning_content": 'All "of" it'}, *repeated, {}]
+    assert usage["usage"]["completion_tokens_details"]["reasoning_tokens"] == (0 if repeated else 1)
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])

@@ -11,6 +11,9 @@ namespace glm53d {
 // prefix + JSON-escaped text + suffix is one whole event.
 struct Frame {
   std::string prefix, suffix;
+  // Sent before the first event of a phase and behind its last. The phase that a turn begins in is entered with whatever
+  // comes first, any other by its first text; one that was not entered is not left.
+  std::string enter{}, leave{};
 };
 
 // Append text, which is valid UTF-8, as it stands inside a JSON string: escaped are only " \ and controls below 0x20.

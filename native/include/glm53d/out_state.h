@@ -1,9 +1,11 @@
-// One request's output: ids in, text of two phases out, as frames or collected. [R38] [R39] [R41]
+// One request's output: ids in, text of three phases out, as frames, as pieces or collected. [R38] [R39] [R41]
 //
-//   ids ─> bytes ─> raw_: what held_bytes keeps back ─> UTF-8 ─> text_[reasoning], text_[content] ─> write_frames()
+//   ids ─> bytes ─> raw_: what held_bytes keeps back ─> UTF-8 ─┬─> text_[reasoning], text_[content] ─> write_frames()
+//            └─> marks_: where an id is more than its bytes    └─> pieces_, in the phase python      ─> write_pieces()
 //
-// A chat turn begins in reasoning; the first end_reasoning_id there ends it and has no bytes itself. What is held may
-// span that border (a stop string is looked for across it), so raw_ remembers how many of its bytes are reasoning.
+// A chat turn begins in reasoning. The first end_reasoning there ends it and has no bytes; any id of python_ids ends
+// reasoning or content for good: from it on a parser in Python wants text and added tokens apart. What is held may span
+// such a border (a stop string is looked for across it), so marks wait in raw_ beside the bytes.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -15,56 +17,93 @@
 
 #include "glm53d/byte_vocab.h"
 #include "glm53d/frames.h"
+#include "glm53d/pieces.h"
 #include "glm53d/utf8.h"
 
 namespace glm53d {
 
-// How a request's tokens leave; the native form of front/job.py's OutSpec.
-struct OutSpec {
-  std::optional<Frame> content;    // absent: nothing is framed, all is collected
-  std::optional<Frame> reasoning;  // absent: reasoning is framed like content
-  bool starts_in_reasoning = false;
-  bool with_ids = false;  // frames carry their ids
-  bool skip_special = true;
+// The added tokens that the text of a turn is made of.
+struct Markup {
+  int32_t begin_reasoning, end_reasoning;
+  std::vector<int32_t> pieces;  // ascending; each is a piece of its own where pieces are handed over
 };
 
-enum Phase : size_t { kReasoning = 0, kContent = 1 };
+// How a request's tokens leave; the native form of front/job.py's OutSpec.
+struct OutSpec {
+  std::optional<Frame> content;    // absent: nothing is framed
+  std::optional<Frame> reasoning;  // absent: reasoning is framed like content
+  bool starts_in_reasoning = false;
+  bool with_ids = false;  // frames carry their ids; not with pieces
+  bool skip_special = true;
+  std::vector<int32_t> python_ids;  // each begins the phase python
+  bool all_python = false;          // all phases are handed over as pieces, none is framed or collected
+};
+
+enum Phase : size_t { kReasoning = 0, kContent = 1, kPython = 2 };
 
 class OutState {
  public:
-  OutState(const ByteVocab& vocab, int32_t end_reasoning_id, OutSpec spec)
-      : vocab_(&vocab), end_reasoning_id_(end_reasoning_id), spec_(std::move(spec)),
-        arriving_(spec_.starts_in_reasoning ? kReasoning : kContent), leaving_(arriving_) {}
+  // vocab and markup must outlive it.
+  OutState(const ByteVocab& vocab, const Markup& markup, OutSpec spec);
 
-  // The next ids. The last held_bytes bytes of all so far are kept back, for as long as each call says so. Returns how
-  // many ids were not in the vocabulary: they have no bytes.
+  // The next ids. The last held_bytes bytes of all so far are kept back, for as long as each call says so; an added
+  // token is kept back whole. Returns how many ids were not in the vocabulary: they have no bytes.
   size_t feed(std::span<const int32_t> ids, size_t held_bytes);
 
-  // Nothing more comes: what is kept back is dropped, a character that has begun becomes U+FFFD.
-  void finish();
+  // Nothing more comes: what is kept back is dropped, a character that has begun becomes U+FFFD. A turn that stopped by
+  // itself and never ended its thinking was all answer [F-F1].
+  void finish(bool stopped);
 
   // Append what has come since the last call, one frame for each phase that has any; returns how many.
   size_t write_frames(std::string& out);
+  // Append what has come since the last call, for PieceReader.
+  void write_pieces(std::string& out);
 
   bool framed() const noexcept { return spec_.content.has_value(); }
-  // Not yet framed; of a collected request, all.
-  const std::string& text(Phase phase) const noexcept { return text_[phase]; }
-  std::span<const int32_t> ids() const noexcept { return ids_; }  // of a collected request
+  // Whether anything leaves before the end.
+  bool streamed() const noexcept { return framed() || spec_.all_python; }
+  // Of a collected request all, of a streamed one what the end has made content, but went out as reasoning.
+  std::string_view content() const noexcept { return streamed() ? answer_ : text_[kContent]; }
+  // Of a collected request.
+  std::string_view reasoning() const noexcept { return text_[kReasoning]; }
+  std::span<const int32_t> ids() const noexcept { return ids_; }
 
-  uint32_t reasoning_tokens() const noexcept { return reasoning_tokens_; }  // before end_reasoning_id
+  uint32_t reasoning_tokens() const noexcept { return reasoning_tokens_; }
 
  private:
+  // An id that is more than its bytes, which lie in raw_ at [begin, end).
+  struct Mark {
+    size_t begin, end;
+    int32_t id;
+    Phase after;
+    bool is_piece;  // else it shows nowhere
+  };
+  enum class Entered : uint8_t { kNo, kYes, kLeft };
+
+  bool mark(int32_t id, size_t num_bytes);
   void release(size_t num_bytes);
+  void pass(const Mark& mark);
+  void append(std::string_view bytes);
+  template <class Append>
+  void append_text(Append&& append);
+  bool in_pieces() const noexcept { return leaving_ == kPython || spec_.all_python; }
+  bool holds_content() const noexcept;
 
   const ByteVocab* vocab_;
-  int32_t end_reasoning_id_;
+  const Markup* markup_;
   OutSpec spec_;
-  Phase arriving_;  // of the next id
-  Phase leaving_;   // of the next byte that leaves raw_; never ahead of arriving_
+  int32_t first_marked_;  // no id below it is in markup or python_ids
+  Phase arriving_;        // of the next id
+  Phase leaving_;         // of the next byte that leaves raw_; never ahead of arriving_
   std::string raw_;
-  size_t raw_reasoning_ = 0;  // that many bytes at the front of raw_ are reasoning
-  Utf8State utf8_;            // of leaving_
+  std::vector<Mark> marks_;  // in raw_, ascending
+  Utf8State utf8_;           // of leaving_
   std::array<std::string, 2> text_;
+  std::array<Entered, 2> entered_{};
+  PieceWriter pieces_;
+  std::string thoughts_;      // of a streamed request in reasoning: all of it
+  std::string answer_;
+  bool finished_ = false;
   std::vector<int32_t> ids_;  // not yet framed, both phases
   size_t ids_reasoning_ = 0;  // that many at the front of ids_ are reasoning's
   uint32_t reasoning_tokens_ = 0;

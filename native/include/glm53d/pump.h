@@ -36,10 +36,11 @@ struct OutEvent {
   };
   uint64_t handle;
   Slice frames;
-  Slice finish;                  // the last OutputRecord, whole; empty: it goes on
-  Slice text, reasoning, ids;    // of a collected request, with finish
-  uint32_t reasoning_tokens;     // so far
-  uint64_t first_token_ns;       // CLOCK_MONOTONIC when its first ids were read, 0: none yet
+  Slice pieces;                // behind the frames; for PieceReader
+  Slice finish;                // the last OutputRecord, whole; empty: it goes on
+  Slice text, reasoning, ids;  // with finish; see OutState::content(), reasoning(), ids()
+  uint32_t reasoning_tokens;   // so far
+  uint64_t first_token_ns;     // CLOCK_MONOTONIC when its first ids were read, 0: none yet
 };
 
 // Everything the pump did between two wakes of itself.
@@ -73,7 +74,7 @@ struct PumpStats {
 class Pump {
  public:
   // vocab and the segment must outlive the pump.
-  Pump(const ByteVocab& vocab, size_t max_slots, int32_t end_reasoning_id);
+  Pump(const ByteVocab& vocab, size_t max_slots, Markup markup);
   Pump(const Pump&) = delete;
   ~Pump();
 
@@ -87,7 +88,8 @@ class Pump {
   // 32 bits, is below max_slots; 0 is no handle.
   void open(uint64_t handle, OutSpec spec);
   void close(uint64_t handle);
-  // While slow, text is kept per phase; it leaves as one frame each, within milliseconds of false or at the finish.
+  // While slow, text is kept per phase; it leaves as one frame each, pieces together, within milliseconds of false or
+  // at the finish.
   void set_slow(uint64_t handle, bool slow);
 
   // By the loop, when fileno() is readable: stream(std::span<const OutPiece>) for each stream, its pieces in order, and
@@ -126,6 +128,7 @@ class Pump {
     bool dirty = false;   // in dirty_
     uint64_t first_token_ns = 0;
     std::string frames;   // not yet delivered
+    std::string pieces;   // the same; behind the frames
     std::string finish;
   };
   struct Counters {  // W: the pump thread alone   R: anyone
@@ -140,7 +143,7 @@ class Pump {
   void handle_output(std::string_view payload);
   void fail_order(Slot& slot, const OutputRecord& head);
   void end_stream(Slot& slot, std::string_view record);
-  void write_frames(Slot& slot);
+  void write_out(Slot& slot);
   void set_slow(Slot& slot, bool slow);
   void free_slot(Slot& slot) noexcept;
   void mark_dirty(Slot& slot);
@@ -153,7 +156,7 @@ class Pump {
   std::span<const OutPiece> collect();
 
   const ByteVocab& vocab_;
-  const int32_t end_reasoning_id_;
+  const Markup markup_;
   RingReader reader_;
   int eventfd_ = -1;
   std::thread thread_;

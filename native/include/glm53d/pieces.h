@@ -1,0 +1,76 @@
+// Text and ids of added tokens in the order they came, as bytes that can be handed on. [R41]
+//
+//   piece = id | -1 length text        id, length: 32 bits, in this machine's order
+//
+// Never two texts in a row, never an empty one.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace glm53d {
+
+class PieceWriter {
+ public:
+  void add_id(int32_t id) {
+    put(id);
+    in_text_ = false;
+  }
+
+  // append(std::string&) appends any number of bytes, which lengthen a text that is last.
+  template <class Append>
+  void add_text(Append&& append) {
+    if (!in_text_) {
+      text_at_ = data_.size();
+      put(kText);
+      put(0);
+    }
+    append(data_);
+    const size_t size = data_.size() - text_at_ - kHead;
+    in_text_ = size > 0;
+    if (!in_text_) return data_.resize(text_at_);
+    const auto length = static_cast<uint32_t>(size);
+    std::memcpy(&data_[text_at_ + sizeof(int32_t)], &length, sizeof length);
+  }
+
+  std::string_view data() const noexcept { return data_; }
+  // What comes next begins a piece. Keeps the memory.
+  void clear() noexcept {
+    data_.clear();
+    in_text_ = false;
+  }
+
+ private:
+  friend class PieceReader;
+  static constexpr int32_t kText = -1;
+  static constexpr size_t kHead = 2 * sizeof(int32_t);
+
+  void put(int32_t value) { data_.append(reinterpret_cast<const char*>(&value), sizeof value); }
+
+  std::string data_;
+  size_t text_at_ = 0;  // where the last text's head is
+  bool in_text_ = false;
+};
+
+class PieceReader {
+ public:
+  // Call text(std::string_view) or id(int32_t) for each piece of what a writer, or several one behind the other, gave.
+  template <class Text, class Id>
+  static void read(std::string_view data, Text&& text, Id&& id) {
+    while (!data.empty()) {
+      int32_t head[2] = {};
+      std::memcpy(head, data.data(), sizeof(int32_t));
+      if (head[0] != PieceWriter::kText) {
+        id(head[0]);
+        data.remove_prefix(sizeof(int32_t));
+        continue;
+      }
+      std::memcpy(head, data.data(), sizeof head);
+      text(data.substr(sizeof head, static_cast<uint32_t>(head[1])));
+      data.remove_prefix(sizeof head + static_cast<uint32_t>(head[1]));
+    }
+  }
+};
+
+}  // namespace glm53d
