@@ -1,6 +1,7 @@
 """The native prefix tree against a dictionary of prefixes, under any order of calls. [R27] [R13]"""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,7 +12,8 @@ from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 
 PAGES = 24
-prompts = st.lists(st.integers(0, 1), max_size=8)  # page contents; two kinds make every sort of overlap
+# Page contents: two kinds make every sort of overlap; a few prompts that come again and again make last use matter.
+prompts = st.sampled_from([[0], [1], [0, 0], [0, 1, 1], [1, 1, 0, 1]]) | st.lists(st.integers(0, 1), max_size=8)
 
 
 def hashes_of(prompt: list[int]) -> np.ndarray:
@@ -59,7 +61,7 @@ class TreeMachine(RuleBasedStateMachine):
             del self.used[prefix]
         self.pool.free(pages)
 
-    @rule(prompt=prompts, keep=st.booleans())
+    @rule(prompt=prompts, keep=st.sampled_from([False, False, True]))
     def match_and_insert(self, prompt, keep):
         self.now += 1
         num_pages, node = self.tree.match(hashes_of(prompt), self.now)
@@ -104,7 +106,7 @@ class TreeMachine(RuleBasedStateMachine):
         node, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
         self.tree.unlock(node)
 
-    @rule(n=st.integers(0, PAGES))
+    @rule(n=st.one_of(st.integers(0, 3), st.integers(0, PAGES)))
     def evict(self, n):
         free_before = set(self.cached) - self.locked()
         pages = self.tree.evict(n)
@@ -133,3 +135,59 @@ class TreeMachine(RuleBasedStateMachine):
 
 TestTree = TreeMachine.TestCase
 TestTree.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def insert(tree: PrefixTree, prompt: list[int], first_page: int, now: int) -> int:
+    pages = np.arange(first_page, first_page + len(prompt), dtype=np.int32)
+    return tree.insert(0, hashes_of(prompt), pages, now)[0]
+
+
+def test_the_leaf_used_longest_ago_goes_first_each_from_its_tail():
+    tree = PrefixTree(1)
+    insert(tree, [0, 0, 0], 0, now=1)
+    insert(tree, [1, 1], 10, now=2)
+    tree.match(hashes_of([0, 0, 0]), now=3)
+    assert tree.evict(3).tolist() == [11, 10, 2]
+    assert tree.evict(9).tolist() == [1, 0]
+
+
+def test_a_front_that_was_used_outlives_the_rest_of_its_run():
+    tree = PrefixTree(1)
+    insert(tree, [0, 0, 0, 0], 0, now=1)
+    insert(tree, [1], 10, now=2)
+    tree.match(hashes_of([0, 0, 1]), now=3)
+    assert tree.evict(3).tolist() == [3, 2, 10]
+
+
+def test_what_is_before_a_used_leaf_counts_as_used_with_it():
+    tree = PrefixTree(1)
+    node = insert(tree, [0], 0, now=1)
+    insert(tree, [1], 10, now=2)
+    tree.insert(node, hashes_of([0, 0])[1:], np.array([1], np.int32), 3)  # without a match of [0] before
+    assert tree.evict(3).tolist() == [10, 1, 0]
+
+
+def test_a_node_keeps_id_and_lock_when_a_match_splits_it():
+    tree = PrefixTree(1)
+    node = insert(tree, [0, 0, 0], 0, now=1)
+    tree.lock(node)
+    num_pages, front = tree.match(hashes_of([0, 1]), now=2)
+    assert (num_pages, front != node) == (1, True)
+    assert (tree.pages(front).tolist(), tree.pages(node).tolist()) == ([0], [0, 1, 2])
+    assert (tree.evictable_pages, tree.locked_pages, tree.evict(9).tolist()) == (0, 3, [])
+    tree.unlock(node)
+    assert tree.clear_unlocked().tolist() == [2, 1, 0]
+
+
+def test_nodes_and_arrays_that_do_not_fit_are_refused():
+    tree = PrefixTree(1)
+    node = insert(tree, [0], 0, now=1)
+    with pytest.raises(RuntimeError, match=f"node {node} is not locked"):
+        tree.unlock(node)
+    tree.evict(1)
+    with pytest.raises(ValueError, match=f"node {node} is not in the tree"):
+        tree.lock(node)
+    with pytest.raises(ValueError, match="length"):
+        tree.insert(0, hashes_of([0, 1]), np.zeros(1, np.int32), 1)
+    with pytest.raises(TypeError):
+        tree.match(hashes_of([0]).astype(np.int64), 1)
