@@ -13,35 +13,52 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
+from glm53d.model.groups import RankGroups
 from glm53d.model.indexer import Indexer
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layers import RmsNorm, rotate
 from glm53d.model.step import Gathered, Group, Step, parts
-from glm53d.model.weights import Checkpoint
+from glm53d.model.weights import ALL, Checkpoint
 
 
 class Attention:
-    """One layer's attention, its indexer included if it is a full layer."""
+    """One layer's attention, its indexer included if it is a full layer.
 
-    def __init__(self, config: ModelConfig, layer: int, checkpoint: Checkpoint, q_kv_norm_eps: float):
-        def read(name: str) -> Tensor:
-            return checkpoint.read(f"{prefix}{name}.weight")
+    Ranks of an attention group have a part of the heads each; the latents, their cache and the indexer are on all.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        checkpoint: Checkpoint,
+        ranks: RankGroups,
+        q_kv_norm_eps: float,
+        *,
+        full: bool,
+    ):
+        def read(name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+            return checkpoint.read(f"{prefix}{name}.weight", rows, columns)
+
+        def of_heads(width: int) -> slice:
+            return slice(part.start * width, part.stop * width)
 
         prefix = f"model.layers.{layer}.self_attn."
         self.layer = layer
-        self.heads, self.kv_lora_rank = config.num_attention_heads, config.kv_lora_rank
+        self.ranks = ranks
+        part = ranks.layout.attn_part("num_attention_heads", config.num_attention_heads)
+        self.heads, self.kv_lora_rank = part.stop - part.start, config.kv_lora_rank
         self.qk_head_dim, self.nope_dim, self.v_head_dim = (
             config.qk_head_dim,
             config.qk_nope_head_dim,
             config.v_head_dim,
         )
         self.scale = config.qk_head_dim**-0.5
-        full = config.indexer_types[layer] == "full"
         self.indexer = Indexer(config, checkpoint, prefix + "indexer.") if full else None
 
         # What reads the same input is one product: fewer, larger operations.
         from_x = [read("q_a_proj"), read("kv_a_proj_with_mqa")]
-        from_q = [read("q_b_proj")]
+        from_q = [read("q_b_proj", of_heads(self.qk_head_dim))]
         self.x_parts = [config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim]
         if full:
             from_x += [read("indexer.wk"), read("indexer.weights_proj")]
@@ -50,10 +67,11 @@ class Attention:
         self.w_x, self.w_q = torch.cat(from_x), torch.cat(from_q)
         self.q_norm = RmsNorm(read("q_a_layernorm"), q_kv_norm_eps)
         self.kv_norm = RmsNorm(read("kv_a_layernorm"), q_kv_norm_eps)
-        kv_b = read("kv_b_proj").view(self.heads, self.nope_dim + self.v_head_dim, self.kv_lora_rank)
+        width = self.nope_dim + self.v_head_dim
+        kv_b = read("kv_b_proj", of_heads(width)).view(self.heads, width, self.kv_lora_rank)
         self.w_k = kv_b[:, : self.nope_dim]  # [heads, nope, kv_lora_rank]
         self.w_v = kv_b[:, self.nope_dim :].transpose(1, 2)  # [heads, kv_lora_rank, v]
-        self.w_o = read("o_proj")
+        self.w_o = read("o_proj", columns=of_heads(self.v_head_dim))
 
     def __call__(
         self, x: Tensor, step: Step, angles: Tensor, cache: KvCache, chosen: list[Group]
@@ -78,7 +96,7 @@ class Attention:
             rows, queries = cache.latent[self.layer], (q_nope[group.tokens], q_rope[group.tokens])
             form = self._absorbed if isinstance(group, Gathered) else self._expanded
             out[group.tokens] = form(*queries, rows, group)
-        return F.linear(out.flatten(1), self.w_o), chosen
+        return self.ranks.sum_heads(F.linear(out.flatten(1), self.w_o)), chosen
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Tensor, group: Group) -> Tensor:
         """[queries, heads, v]."""

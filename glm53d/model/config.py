@@ -37,8 +37,10 @@ EVEN = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "
 class QuantizationConfig(msgspec.Struct, frozen=True):
     """How the linears' weights are stored; each one's block scales stand beside it as `<name>_scale_inv`."""
 
-    quant_method: str
-    weight_block_size: tuple[Size, Size] | None = None
+    quant_method: Literal["fp8"]
+    weight_block_size: tuple[Size, Size]
+    fmt: Literal["e4m3"] = "e4m3"
+    modules_to_not_convert: tuple[str, ...] = ()  # whose tensors must not be quantised; names one by another name
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The model, in call order: embed, layers of attention and MLP, norm, logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from glm53d.model.attention import Attention
 from glm53d.model.config import ModelConfig
+from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layers import Mlp, RmsNorm, Rope
 from glm53d.model.moe import Moe
@@ -16,50 +17,95 @@ from glm53d.model.weights import Checkpoint
 
 
 class Glm:
-    """GLM-5.3's architecture in plain torch, on one rank. Holds weights only: what requests leave is in KvCache."""
+    """This rank's share of GLM-5.3 in plain torch. Holds weights only: what requests leave is in KvCache.
+
+    Embedding and head are cut by vocabulary over all ranks: every rank looks up the ids of all groups, and computes the
+    logits of its ids for the rows of all groups.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         checkpoint: Checkpoint,
+        ranks: RankGroups,
         q_kv_norm_eps: float,
         on_layer: Callable[[int], None],
     ):
-        """Read all weights. on_layer(n) is told when n layers are there."""
-        self.embed = checkpoint.read("model.embed_tokens.weight")
+        """Read this rank's weights. on_layer(n) is told when n layers are there."""
+        self.ranks = ranks
+        self.vocab_size, self.shard = config.vocab_size, ranks.layout.vocab_shard(config.vocab_size)
+        self.first_id = ranks.layout.rank * self.shard
+        self.embed = self._vocab_shard(checkpoint, "model.embed_tokens.weight")
         self.rope = Rope(config, checkpoint.device)
         self.layers: list[Layer] = []
         for layer in range(config.num_hidden_layers):
-            self.layers.append(Layer(config, layer, checkpoint, q_kv_norm_eps))
+            self.layers.append(Layer(config, layer, checkpoint, ranks, q_kv_norm_eps))
             on_layer(layer + 1)
         self.norm = RmsNorm(checkpoint.read("model.norm.weight"), config.rms_norm_eps)
-        self.lm_head = checkpoint.read("lm_head.weight")
+        self.lm_head = self._vocab_shard(checkpoint, "lm_head.weight")
+
+    def _vocab_shard(self, checkpoint: Checkpoint, name: str) -> Tensor:
+        """This rank's rows, and zeros where they lie behind the vocabulary."""
+        rows = checkpoint.read(name, slice(self.first_id, min(self.first_id + self.shard, self.vocab_size)))
+        return F.pad(rows, (0, 0, 0, self.shard - len(rows)))
 
     @torch.inference_mode()
     def forward(self, step: Step, cache: KvCache) -> Tensor:
-        """Compute a step's tokens and cache their KV; returns float32 logits [num_logits, vocab_size]."""
-        x = F.embedding(step.input_ids, self.embed)
+        """Compute a step's tokens and cache their KV.
+
+        Returns float32 logits [num_logits, vocab_size] on the rank that owns the rows, [0, vocab_size] elsewhere.
+        """
+        x = self.embedded(step)
         angles = self.rope.angles(step.positions)
         chosen = step.groups
         for layer in self.layers:
             x, chosen = layer(x, step, angles, cache, chosen)
-        return F.linear(self.norm(x[step.logits_idx]), self.lm_head).float()
+        return self.logits(self.norm(x[step.logits_idx]), step.dp_num_logits)
+
+    def embedded(self, step: Step) -> Tensor:
+        """[num_tokens, hidden] of this rank's tokens."""
+        if self.ranks.layout.tp_size == 1:
+            return F.embedding(step.input_ids, self.embed)
+        at = step.input_ids - self.first_id
+        inside = (at >= 0) & (at < self.shard)
+        part = F.embedding(torch.where(inside, at, 0), self.embed) * inside[:, None]
+        return self.ranks.sum_all(part, step.dp_num_tokens)
+
+    def logits(self, x: Tensor, dp_num_logits: Sequence[int]) -> Tensor:
+        """Of rows behind the last norm, each group's own: float32, whole at the rows' owner."""
+        if not sum(dp_num_logits):
+            return x.new_empty(0, self.vocab_size, dtype=torch.float32)
+        shard = F.linear(self.ranks.gather_tokens(x, dp_num_logits), self.lm_head)
+        return self.ranks.join_vocab(shard, dp_num_logits)[:, : self.vocab_size].float()
 
 
 class Layer:
     """x += attention(norm(x)); x += mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, layer: int, checkpoint: Checkpoint, q_kv_norm_eps: float):
+    def __init__(
+        self, config: ModelConfig, layer: int, checkpoint: Checkpoint, ranks: RankGroups, q_kv_norm_eps: float
+    ):
+        """An MTP layer, which stands behind the model's own, is full and sparse."""
         prefix = f"model.layers.{layer}."
-        sparse = config.mlp_layer_types[layer] == "sparse"
+        is_mtp = layer >= config.num_hidden_layers
+        full = is_mtp or config.indexer_types[layer] == "full"
+        sparse = is_mtp or config.mlp_layer_types[layer] == "sparse"
+        self.ranks = ranks
         self.attention_norm = RmsNorm(checkpoint.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
-        self.attention = Attention(config, layer, checkpoint, q_kv_norm_eps)
+        self.attention = Attention(config, layer, checkpoint, ranks, q_kv_norm_eps, full=full)
         self.mlp_norm = RmsNorm(checkpoint.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
-        self.mlp = Moe(config, checkpoint, prefix + "mlp.") if sparse else Mlp(checkpoint, prefix + "mlp.")
+        if sparse:
+            self.mlp: Moe | Mlp = Moe(config, checkpoint, prefix + "mlp.", ranks)
+        else:
+            part = ranks.layout.attn_part("intermediate_size", config.intermediate_size)
+            self.mlp = Mlp(checkpoint, prefix + "mlp.", part)
 
     def __call__(
         self, x: Tensor, step: Step, angles: Tensor, cache: KvCache, chosen: list[Group]
     ) -> tuple[Tensor, list[Group]]:
         attended, chosen = self.attention(self.attention_norm(x), step, angles, cache, chosen)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), chosen
+        normed = self.mlp_norm(x)
+        if isinstance(self.mlp, Moe):
+            return x + self.mlp(normed, step.dp_num_tokens), chosen
+        return x + self.ranks.sum_heads(self.mlp(normed)), chosen

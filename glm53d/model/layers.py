@@ -48,12 +48,12 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class Mlp:
-    """down(silu(gate x) * up x). Gate and up are one product."""
+    """down(silu(gate x) * up x). Gate and up are one product. Of a part of the width, a part of the sum."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str):
-        gate, up = checkpoint.read(prefix + "gate_proj.weight"), checkpoint.read(prefix + "up_proj.weight")
+    def __init__(self, checkpoint: Checkpoint, prefix: str, part: slice):
+        gate, up = (checkpoint.read(f"{prefix}{name}_proj.weight", rows=part) for name in ("gate", "up"))
         self.gate_up = torch.cat([gate, up])
-        self.down = checkpoint.read(prefix + "down_proj.weight")
+        self.down = checkpoint.read(prefix + "down_proj.weight", columns=part)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = F.linear(x, self.gate_up).chunk(2, -1)

@@ -1,10 +1,17 @@
-"""The mixture of experts: a sigmoid router, its chosen experts, and one expert that sees every token."""
+"""The mixture of experts: a sigmoid router, its chosen experts, and one expert that sees every token.
+
+On many ranks each has some experts, or a part of each one's width. It routes the tokens of all groups, computes what
+its experts give to them, and every group gets the sum of its tokens. Ranks see equal tokens and so route them alike.
+"""
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
+from glm53d.model.groups import RankGroups
 from glm53d.model.layers import Mlp
 from glm53d.model.weights import Checkpoint
 
@@ -15,29 +22,45 @@ class Moe:
     The bias decides who is chosen and nothing else: weights are the chosen's unbiased scores, normalised and scaled.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str):
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str, ranks: RankGroups):
+        layout = ranks.layout
+        self.ranks = ranks
         self.num_chosen = config.num_experts_per_tok
+        self.num_experts = config.n_routed_experts
+        self.mine = layout.expert_part(config.n_routed_experts)
         self.scaling = config.routed_scaling_factor
         self.gate = checkpoint.read_float32(prefix + "gate.weight")
         self.bias = checkpoint.read_float32(prefix + "gate.e_score_correction_bias")
-        self.experts = [Mlp(checkpoint, f"{prefix}experts.{i}.") for i in range(config.n_routed_experts)]
-        self.shared = Mlp(checkpoint, prefix + "shared_experts.")
+        part = layout.expert_width_part(config.moe_intermediate_size)
+        self.experts = [Mlp(checkpoint, f"{prefix}experts.{i}.", part) for i in range(self.mine.start, self.mine.stop)]
+        width = config.moe_intermediate_size * config.n_shared_experts
+        self.shared = Mlp(checkpoint, prefix + "shared_experts.", layout.attn_part("the shared experts' width", width))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, dp_num_tokens: Sequence[int]) -> Tensor:
+        """[num_tokens, hidden] of this rank's group -> the same; dp_num_tokens: how many each group has."""
+        part = self._routed(self.ranks.gather_tokens(x, dp_num_tokens))
+        part[self.ranks.own(dp_num_tokens)] += self.shared(x)  # one sum over ranks for both
+        return self.ranks.sum_all(part, dp_num_tokens)
+
+    def _routed(self, x: Tensor) -> Tensor:
+        """What this rank's experts give to each token."""
         # In float32 throughout: rounded scores would choose other experts.
         scores = F.linear(x.float(), self.gate).sigmoid()
         chosen = (scores + self.bias).topk(self.num_chosen, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
         weights = weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20))
-        return self._experts(x, chosen, weights) + self.shared(x)
+        return self._experts(x, chosen, weights)
 
     def _experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Tokens sorted by expert, so that each expert is one product over its tokens."""
         flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
-        sorted_x = x[order // self.num_chosen].split(counts)
-        out = torch.cat([expert(part) for expert, part in zip(self.experts, sorted_x, strict=True) if len(part)])
+        counts = torch.bincount(flat, minlength=self.num_experts).tolist()
+        mine, start = counts[self.mine], sum(counts[: self.mine.start])
+        order = flat.argsort(stable=True)[start : start + sum(mine)]
+        sorted_x = x[order // self.num_chosen].split(mine)
         # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
-        by_token = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, chosen.shape)
-        return torch.bmm(weights.to(x.dtype)[:, None], by_token)[:, 0]
+        by_token = x.new_zeros(len(flat), x.shape[1])
+        if len(order):
+            out = torch.cat([expert(part) for expert, part in zip(self.experts, sorted_x, strict=True) if len(part)])
+            by_token.index_copy_(0, order, out)
+        return torch.bmm(weights.to(x.dtype)[:, None], by_token.unflatten(0, chosen.shape))[:, 0]

@@ -73,7 +73,9 @@ Group = Gathered | Causal
 class Step:
     """Inputs of one forward pass. All tensors are int64 on the model's device."""
 
-    input_ids: Tensor  # [num_tokens]
+    input_ids: Tensor  # [sum(dp_num_tokens)]: of all attention-DP groups; what follows is of this rank's own
+    dp_num_tokens: list[int]  # of each group
+    dp_num_logits: list[int]
     positions: Tensor  # [num_tokens]
     out_cache_loc: Tensor  # [num_tokens]
     logits_idx: Tensor  # [num_logits] tokens whose logits are wanted
@@ -83,16 +85,18 @@ class Step:
 def plan_step(
     cache: KvCache,
     input_ids: Tensor,
+    dp_num_tokens: list[int],
+    dp_num_logits: list[int],
     slots: np.ndarray,
     prefix_len: np.ndarray,
     extend_len: np.ndarray,
     wants_logits: np.ndarray,
 ) -> Step:
-    """Lay out rows of one step: row i computes extend_len[i] tokens behind prefix_len[i] in request slot slots[i].
+    """Lay out this rank's rows of one step: row i computes extend_len[i] tokens behind prefix_len[i] in slot slots[i].
 
     Args:
         cache: its block tables already hold the pages of all tokens up to prefix_len + extend_len.
-        input_ids: [num_tokens] int64 on the device, row after row.
+        input_ids: [sum(dp_num_tokens)] int64 on the device, row after row, those of all attention-DP groups.
         wants_logits: [num_rows] bool: the row's last token needs logits.
     """
     device = input_ids.device
@@ -111,7 +115,8 @@ def plan_step(
         else:
             prefix, seq_len = int(prefix_len[rows.start]), int(prefix_len[rows.start] + extend_len[rows.start])
             groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
-    return Step(input_ids, position, cache.locs_at(slot, position), logits_idx, groups)
+    locs = cache.locs_at(slot, position)
+    return Step(input_ids, dp_num_tokens, dp_num_logits, position, locs, logits_idx, groups)
 
 
 def parts(num_queries: int, elements_per_query: int) -> Iterator[slice]:

@@ -8,24 +8,43 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor of the main model, linears as [out, in]; without quantisation scales and MTP layers."""
+    """Every tensor of the main model, linears as [out, in]; without quantisation scales."""
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        shapes.update((prefix + name, shape) for name, shape in _layer(config, layer))
+        full, sparse = config.indexer_types[layer] == "full", config.mlp_layer_types[layer] == "sparse"
+        shapes.update((prefix + name, shape) for name, shape in _layer(config, full=full, sparse=sparse))
     shapes["model.norm.weight"] = (config.hidden_size,)
     shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     return shapes
 
 
-def _layer(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+def mtp_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor of the MTP layers, which stand behind the others; embedding and head are the main model's."""
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {}
+    for layer in range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers):
+        prefix = f"model.layers.{layer}."
+        shapes.update({prefix + name: (hidden,) for name in ("enorm.weight", "hnorm.weight")})
+        shapes[prefix + "eh_proj.weight"] = (hidden, 2 * hidden)
+        shapes.update((prefix + name, shape) for name, shape in _layer(config, full=True, sparse=True))
+        shapes[prefix + "shared_head.norm.weight"] = (hidden,)
+    return shapes
+
+
+def scale_shape(shape: Shape, block: tuple[int, int]) -> Shape:
+    """Of a quantised linear's block scales; blocks at the edges may be partial."""
+    return (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+
+
+def _layer(config: ModelConfig, *, full: bool, sparse: bool) -> Iterator[tuple[str, Shape]]:
     hidden = config.hidden_size
     yield "input_layernorm.weight", (hidden,)
     yield from (("self_attn." + name, shape) for name, shape in _attention(config))
-    if config.indexer_types[layer] == "full":
+    if full:
         yield from (("self_attn.indexer." + name, shape) for name, shape in _indexer(config))
     yield "post_attention_layernorm.weight", (hidden,)
-    if config.mlp_layer_types[layer] == "dense":
+    if not sparse:
         yield from _mlp("mlp.", hidden, config.intermediate_size)
         return
     yield "mlp.gate.weight", (config.n_routed_experts, hidden)

@@ -1,8 +1,9 @@
-"""The reference engine: the model in plain torch on one rank, CPU or CUDA. [R43]"""
+"""The reference engine: a rank's share of the model in plain torch, CPU or CUDA. [R1] [R43]"""
 
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
+from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
+from glm53d.model.layout import Layout
 from glm53d.model.step import Step, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
@@ -32,7 +35,8 @@ class Launched:
     """A step between launch and collect."""
 
     step: int
-    sampled: np.ndarray  # [num_rows] bool
+    sampled: np.ndarray  # [num_rows] bool: rows that sample, of all attention-DP groups
+    owned: np.ndarray  # [num_rows] bool: those of them that are ours to report
     ids: Tensor  # of the sampled rows, on the device
     start_ns: int
 
@@ -40,13 +44,19 @@ class Launched:
 class TorchRunner:
     """A Runner over Glm. Slot arrays live on the device: block tables, sampling parameters, last sampled ids.
 
+    A rank computes the rows of its attention-DP group; experts, embedding and head are computed by all ranks together,
+    so every rank runs every step, if only with the tokens of others. A row's id is sampled by its group's first rank
+    and goes to all ranks, whose embeddings need it next.
+
     On the CPU a step has run when launch returns; on CUDA it is queued, and collect waits for it.
     """
 
-    def __init__(self, config: Config, rank: int, max_slots: int, tokenizer_size: int):
-        """Args: max_slots: request slots a Batch may name. tokenizer_size: ids from here on are never sampled."""
-        if rank != 0 or config.parallel.tp_size != 1:
-            raise StartError("the torch engine runs on one rank in this version: set parallel.tp_size to 1")
+    def __init__(self, config: Config, rank: int, max_slots: int, tokenizer_size: int, rendezvous: Path | None = None):
+        """Args:
+        max_slots: request slots a Batch may name.
+        tokenizer_size: ids from here on are never sampled.
+        rendezvous: a folder where the ranks of this world, and nobody else, find each other; of one rank, none.
+        """
         if config.kv.dtype != "auto":
             raise StartError('the torch engine keeps KV rows in the model\'s dtype: set kv.dtype to "auto"')
         if config.engine.device == "cuda" and not torch.cuda.is_available():
@@ -56,6 +66,10 @@ class TorchRunner:
         self.tokenizer_size = tokenizer_size
         self.device = torch.device(config.engine.device)
         self.dtype = DTYPES[config.model.dtype]
+        parallel = config.parallel
+        self.layout = Layout(rank, parallel.tp_size, parallel.attn_dp_size, parallel.ep_size)
+        self.ranks = RankGroups(self.layout)
+        self.rendezvous = rendezvous
         self._launched: deque[Launched] = deque()
 
     def load(self, progress: Progress) -> Loaded:
@@ -70,17 +84,22 @@ class TorchRunner:
             raise StartError(
                 f"model.max_context_len is {context}, above the checkpoint's {model_config.max_position_embeddings}"
             )
+        progress("rendezvous", 0)
+        self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
         checkpoint = Checkpoint(folder, model_config, self.dtype, self.device)
         layers = model_config.num_hidden_layers
         eps = self.config.model.q_kv_norm_eps or model_config.rms_norm_eps
-        self.model = Glm(model_config, checkpoint, eps, lambda done: progress("weights", 100 * done // layers))
+        self.model = Glm(
+            model_config, checkpoint, self.ranks, eps, lambda done: progress("weights", 100 * done // layers)
+        )
         checkpoint.close()
 
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
         bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype)
         num_pages = self._num_pages(bytes_per_token * page_size, -(-context // page_size))
+        num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         self.cache = KvCache(
             model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots, max_context_len=context,
             dtype=self.dtype, device=self.device,
@@ -99,25 +118,30 @@ class TorchRunner:
         if len(batch.run_slot):
             self.cache.append_pages(batch.run_slot, batch.run_start, batch.run_count, batch.pages)
         sampled = (batch.row_flags & ROW_SAMPLE) != 0
+        owned = sampled & (batch.row_dp_rank == self.layout.attn_dp_rank) & self.layout.owns_rows
         ids = self.last_id[:0]
         if batch.num_rows:
-            logits = self.model.forward(self._plan(batch, sampled), self.cache)
-            slots = batch.row_slot[sampled]
-            ids = self.sampler.sample(logits, slots, (batch.row_prefix_len + batch.row_extend_len)[sampled])
-            self.last_id.index_copy_(0, self._index(slots), ids)
-        self._launched.append(Launched(batch.step, sampled, ids, start_ns))
+            step = self._plan(batch, sampled)
+            logits = self.model.forward(step, self.cache)
+            seq_len = batch.row_prefix_len + batch.row_extend_len
+            if sampled.any():
+                own_ids = self.sampler.sample(logits, batch.row_slot[owned], seq_len[owned])
+                ids = self.ranks.share_ids(own_ids, step.dp_num_logits)
+                self.last_id.index_copy_(0, self._index(batch.row_slot[sampled]), ids)
+        self._launched.append(Launched(batch.step, sampled, owned, ids, start_ns))
 
     def collect(self) -> StepResult:
         """The result of the oldest step not yet collected; waits for it."""
         launched = self._launched.popleft()
-        ids = np.full((len(launched.sampled), 1), -1, np.int32)
-        ids[launched.sampled, 0] = launched.ids.cpu().numpy()
-        counts = launched.sampled.astype(np.int32)
+        counts = launched.owned.astype(np.int32)
+        ids = np.full((len(counts), 1), -1, np.int32)
+        ids[launched.owned, 0] = launched.ids.cpu().numpy()[launched.owned[launched.sampled]]
         return StepResult(launched.step, counts, ids, launched.start_ns, time.monotonic_ns())
 
     def close(self) -> None:
-        """Drop steps not collected. There are no handles; the memory goes with this object."""
+        """Drop steps not collected and leave the world. The memory goes with this object."""
         self._launched.clear()
+        self.ranks.close()
 
     def _plan(self, batch: Batch, sampled: np.ndarray) -> Step:
         input_ids = self._index(batch.input_ids)
@@ -126,7 +150,14 @@ class TorchRunner:
             first_token = np.cumsum(batch.row_extend_len) - batch.row_extend_len
             last_ids = self.last_id.index_select(0, self._index(batch.row_slot[fed]))
             input_ids.index_copy_(0, self._index(first_token[fed]), last_ids)
-        return plan_step(self.cache, input_ids, batch.row_slot, batch.row_prefix_len, batch.row_extend_len, sampled)
+        groups = np.arange(self.layout.attn_dp_size)
+        starts = np.searchsorted(batch.row_dp_rank, [*groups, len(groups)])  # rows are ordered by group
+        dp_num_logits = [int(sampled[a:b].sum()) for a, b in pairwise(starts)]
+        own = slice(starts[self.layout.attn_dp_rank], starts[self.layout.attn_dp_rank + 1])
+        return plan_step(
+            self.cache, input_ids, batch.dp_num_tokens.tolist(), dp_num_logits,
+            batch.row_slot[own], batch.row_prefix_len[own], batch.row_extend_len[own], sampled[own],
+        )  # fmt: skip
 
     def _index(self, values: np.ndarray) -> Tensor:
         """A copy on the device as int64, which is what torch indexes with."""
@@ -147,9 +178,9 @@ class TorchRunner:
         return pages
 
     def _free_bytes(self) -> int:
-        """A quarter of the machine's available memory; of a GPU, most of what the weights left."""
+        """This rank's part of a quarter of the machine's available memory; of a GPU, most of what the weights left."""
         if self.device.type == "cuda":
             return int(torch.cuda.mem_get_info()[0] * (1.0 - CUDA_RESERVE))
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024 // 4
+        return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size

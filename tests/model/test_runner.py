@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from glm53d.config import Config, Engine, Kv, Model, Parallel
+from glm53d.config import Config, Engine, Kv, Model
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch
 from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE, SLOT_INIT
@@ -45,7 +45,6 @@ def decode(slot: int, step: int, prefix_len: int) -> Batch:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"parallel": Parallel(tp_size=2)}, "parallel.tp_size"),
         ({"kv": Kv(dtype="fp8")}, "kv.dtype"),
         ({"kv": Kv(memory_bytes=1000)}, "1000 bytes for KV do not hold one page"),
         ({"model": Model(max_context_len=1 << 20)}, "model.max_context_len is 1048576, above the checkpoint's 16384"),

@@ -1,0 +1,80 @@
+"""Every layout of 1, 2 and 4 ranks gives the tokens of one rank: heads, experts, widths and vocabulary split. [R1]"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glm53d.config import Config, Kv, Model, Parallel, Scheduler
+from glm53d.errors import StartError
+from glm53d.model.config import ModelConfig
+from tests.model.synthetic import make_checkpoint
+from tests.model.world import Alone, Ranks, ServedWorld, serve
+
+NUM_NEW = 8
+
+
+def layouts(size: int) -> list[tuple[int, int]]:
+    """(attn_dp_size, ep_size)."""
+    sizes = [n for n in (1, 2, 4) if n <= size]
+    return list(itertools.product(sizes, sizes))
+
+
+def config_of(folder: Path, tp_size: int = 1, attn_dp_size: int = 1, ep_size: int = 1) -> Config:
+    return Config(
+        model=Model(path=str(folder), max_context_len=128),
+        kv=Kv(page_size=4, num_pages=64),
+        parallel=Parallel(tp_size=tp_size, attn_dp_size=attn_dp_size, ep_size=ep_size),
+        scheduler=Scheduler(max_running_requests=6, max_step_tokens=24),
+    )
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Started once per size."""
+    ranks = Ranks(request.param)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, list[list[int]]]]:
+    """Folders, and what one rank answers."""
+    found = []
+    for seed in range(2):
+        folder = tmp_path_factory.mktemp("official") / str(seed)
+        make_checkpoint(folder, seed)
+        found.append((folder, serve(served(Alone(), config_of(folder)), seed, NUM_NEW)))
+    return found
+
+
+def served(ranks: Ranks | Alone, config: Config) -> ServedWorld:
+    return ServedWorld(ranks, config, ModelConfig.load(Path(config.model.path)).vocab_size)
+
+
+def test_every_layout_gives_the_tokens_of_one_rank(ranks, checkpoints, record_property):
+    for (attn_dp_size, ep_size), (seed, (folder, expected)) in zip(
+        layouts(ranks.size), itertools.cycle(enumerate(checkpoints)), strict=False
+    ):
+        world = served(ranks, config_of(folder, ranks.size, attn_dp_size, ep_size))
+        answers = serve(world, seed, NUM_NEW)
+        assert answers == expected, f"attn_dp_size {attn_dp_size}, ep_size {ep_size}"
+        assert world.num_mixed and world.sched.counters.cached_tokens
+        assert attn_dp_size == 1 or world.num_idle
+        record_property(f"tp {ranks.size} dp {attn_dp_size} ep {ep_size}", f"seed {seed}: {world.sched.step} steps")
+
+
+def test_seeded_sampling_from_shards_is_that_of_one_rank(ranks, checkpoints):
+    folder = checkpoints[0][0]
+    sampling = {"temperature": 0.9, "top_p": 0.9, "top_k": 20}
+    expected = serve(served(Alone(), config_of(folder)), 5, NUM_NEW, **sampling)
+    for attn_dp_size in (1, ranks.size):
+        world = served(ranks, config_of(folder, ranks.size, attn_dp_size, ranks.size))
+        assert serve(world, 5, NUM_NEW, **sampling) == expected
+
+
+def test_a_layout_that_does_not_divide_the_model_is_refused(ranks, tmp_path):
+    make_checkpoint(tmp_path, 1, n_routed_experts=6 if ranks.size == 4 else 5, num_experts_per_tok=2)
+    with pytest.raises(StartError, match=rf"splits n_routed_experts over {ranks.size} ranks, which does not divide"):
+        served(ranks, config_of(tmp_path, ranks.size, 1, ranks.size))

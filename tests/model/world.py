@@ -1,0 +1,150 @@
+"""A world of ranks for tests: TorchRunners in processes of their own, driven by the real scheduler in this one."""
+
+import random
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from glm53d.config import Config
+from glm53d.errors import Glm53dError
+from glm53d.ipc.batch import Batch, StepResult
+from glm53d.runner.base import Loaded
+from glm53d.runner.torch_runner import TorchRunner
+from glm53d.worker.leader import merge
+from tests.helpers.sched_world import SchedWorld
+
+TIMEOUT_S = 120
+
+
+class Ranks:
+    """Processes started once; each load() makes them a new world of the same size, another checkpoint and layout."""
+
+    def __init__(self, size: int):
+        self.size = size
+        context = mp.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank_main, args=(rank, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
+        """Raises what a rank raises."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self._ask("load", config, max_slots, tokenizer_size, Path(folder))
+
+    def step(self, batch: Batch) -> list[StepResult]:
+        """Each rank's result."""
+        return [StepResult.decode(data) for data in self._ask("step", batch.encode())]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(("stop",))
+        for process in self._processes:
+            process.join(TIMEOUT_S)
+            assert process.exitcode == 0
+
+    def _ask(self, *message: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(message)
+        answers = []
+        for pipe in self._pipes:
+            assert pipe.poll(TIMEOUT_S), "a rank does not answer"
+            answers.append(pipe.recv())
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+
+def _rank_main(rank: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    runner: TorchRunner | None = None
+    while (message := pipe.recv())[0] != "stop":
+        try:
+            if message[0] == "load":
+                if runner is not None:
+                    runner.close()
+                _, config, max_slots, tokenizer_size, rendezvous = message
+                runner = TorchRunner(config, rank, max_slots, tokenizer_size, rendezvous)
+                pipe.send(runner.load(lambda phase, percent: None))
+            else:
+                assert runner is not None
+                runner.launch(Batch.decode(message[1]))
+                pipe.send(runner.collect().encode(0))
+        except Glm53dError as error:
+            pipe.send(error)
+    if runner is not None:
+        runner.close()
+
+
+class Alone:
+    """The same interface over one rank in this process."""
+
+    size = 1
+
+    def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
+        self._runner = TorchRunner(config, 0, max_slots, tokenizer_size)
+        return [self._runner.load(lambda phase, percent: None)]
+
+    def step(self, batch: Batch) -> list[StepResult]:
+        self._runner.launch(batch)
+        return [self._runner.collect()]
+
+
+class ServedWorld(SchedWorld):
+    """The real scheduler over real ranks. What it has seen of batches is counted, so that a test can ask for it."""
+
+    def __init__(self, ranks: Ranks | Alone, config: Config, vocab: int):
+        max_running = config.scheduler.max_running_requests
+        self.ranks = ranks
+        self.loaded = ranks.load(config, max_running, vocab)[0]
+        super().__init__(
+            vocab=vocab,
+            attn_dp_size=config.parallel.attn_dp_size,
+            num_pages=self.loaded.num_pages,
+            page_size=self.loaded.page_size,
+            max_context_len=self.loaded.max_context_len,
+            max_running=max_running,
+            max_step_tokens=config.scheduler.max_step_tokens,
+        )
+        self.num_idle = self.num_mixed = 0
+
+    def compute(self, batch: Batch) -> StepResult:
+        """What a leader does, and a look at who answered: each row exactly once, by its group's first rank."""
+        self.num_idle += int((batch.dp_num_tokens == 0).any())
+        self.num_mixed += int(batch.row_extend_len.min() == 1 < batch.row_extend_len.max())
+        results = self.ranks.step(batch)
+        group = self.ranks.size // self.limits.attn_dp_size
+        for rank, result in enumerate(results):
+            sampled = (batch.row_flags & 1) * (batch.row_dp_rank * group == rank)
+            assert result.counts.tolist() == sampled.tolist()
+        result = results[0]
+        for other in results[1:]:
+            result = merge(result, other)
+        return result
+
+
+def serve(world: SchedWorld, seed: int, num_new: int, **sampling: float) -> list[list[int]]:
+    """Requests that arrive while others run, two of them behind a prefix that is cached by then; their answers."""
+    rng = random.Random(seed)
+
+    def text(length: int) -> list[int]:
+        return [rng.randrange(1, world.vocab) for _ in range(length)]
+
+    prompts = [text(rng.randint(30, 60)), text(rng.randint(2, 30)), text(rng.randint(10, 50))]
+    prompts += [prompts[0][:24] + text(7), text(5), prompts[2][:9] + text(20)]
+    for handle, prompt in enumerate(prompts, 1):
+        world.send(handle, prompt, num_new + 2 * handle, seed=handle, **sampling)
+        for _ in range(3):
+            world.step()
+    while not world.is_idle():
+        world.step()
+    return [world.received[handle] for handle in range(1, len(prompts) + 1)]
