@@ -47,6 +47,7 @@ class RankSpec:
     # Of each id, for the leader, who finds stop strings in them; followers get none.
     token_bytes: list[bytes]
     special: list[bool]
+    rendezvous: Path | None = None  # a folder of this world alone, where its ranks find each other
 
 
 class Report:
@@ -129,7 +130,7 @@ def make_runner(spec: RankSpec) -> Runner:
         return SimRunner(spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer)
     from glm53d.runner.torch_runner import TorchRunner  # imports torch
 
-    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size)
+    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size, spec.rendezvous)
 
 
 def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:

@@ -12,12 +12,14 @@ import os
 import secrets
 import select
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -200,19 +202,21 @@ class Ranks:
 
     def _run(self) -> None:
         try:
-            self._spawn()
-            self._watch()
+            with tempfile.TemporaryDirectory(prefix="glm53d-") as rendezvous:
+                self._spawn(Path(rendezvous))
+                self._watch()
         except Exception as error:  # this thread has nobody above it: main must hear of it
             log.exception("the supervisor fails")
             self._tell(Event.FAILED, f"{type(error).__name__}: {error}")
             self._stopping.wait()
         self._end_all()
 
-    def _spawn(self) -> None:
+    def _spawn(self, rendezvous: Path) -> None:
         import torch.multiprocessing as mp  # the one place in main that loads torch
 
         context = mp.get_context("spawn")
         for spec in self._specs:
+            spec = replace(spec, rendezvous=rendezvous)
             process = context.Process(target=rank_main, args=(spec,), name=f"glm53d-rank-{spec.rank}")
             process.start()
             assert process.pid is not None
@@ -265,6 +269,7 @@ class Ranks:
             if rank.process.exitcode is None:
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
                 rank.process.join()
+        for rank in self._ranks:
             os.close(rank.pidfd)
             rank.process.close()
 
