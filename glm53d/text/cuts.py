@@ -34,7 +34,7 @@ MAX_SLICE_BYTES = 1 << 16
 
 
 def slices(text: str, max_bytes: int = MAX_SLICE_BYTES) -> Iterator[str]:
-    """The text in pieces of at most max_bytes of UTF-8, longer only where there is no border.
+    """The text in pieces of at most max_bytes of UTF-8, longer only where there is no border. max_bytes >= 8.
 
     A cut depends on nothing far behind it, so a text that has grown at its end keeps its slices.
     """

@@ -152,7 +152,7 @@ def test_a_text_may_be_cut_at_every_border(nano, text):
 
 
 @settings(max_examples=300, deadline=None)
-@given(RUNS, st.integers(4, 40))
+@given(RUNS, st.integers(8, 40))
 def test_slices_have_the_ids_of_the_whole(nano, text, max_bytes):
     check_slices(nano, text, max_bytes)
 
