@@ -37,6 +37,14 @@ class Server(Section, frozen=True):
     drain_timeout_s: Annotated[float, doc("After SIGTERM, time running requests have to finish.", ge=0)] = 30.0
     health_timeout_s: Annotated[float, doc("Time /health_generate waits for its one token.", gt=0)] = 20.0
     keepalive_s: Annotated[float, doc("Longest silence on a stream before a comment is sent.", gt=0)] = 10.0
+    control_timeout_s: Annotated[float, doc("Time a control call (/flush_cache and the like) waits for the ranks.", gt=0)] = 10.0
+    api_keys: Annotated[tuple[str, ...], doc("Keys of clients; with none here and in api_keys_file, no key is needed.")] = ()
+    api_keys_file: Annotated[str, doc("File with more of them, one per line.")] = ""
+    admin_key: Annotated[str, doc("Key for control calls; empty: those take any key.")] = ""
+    open_metrics: Annotated[bool, doc("Whether /metrics needs no key.")] = False
+    cors_origins: Annotated[tuple[str, ...], doc("Origins of web pages that may call from a browser; \"*\": all.")] = ()
+    tls_cert: Annotated[str, doc("Certificate chain (PEM); empty: plain HTTP.")] = ""
+    tls_key: Annotated[str, doc("Its private key (PEM); empty: it is in the same file.")] = ""
 
 
 class Model(Section, frozen=True):
@@ -45,6 +53,7 @@ class Model(Section, frozen=True):
     path: Annotated[str, doc("Checkpoint folder (config.json, *.safetensors), or \"nano\" for the built-in model.")] = "nano"
     name: Annotated[str, doc("Name in /v1/models and answers; empty takes the folder's name.")] = ""
     aliases: Annotated[tuple[str, ...], doc("Further names that clients may use.")] = ()
+    owned_by: Annotated[str, doc("Owner in /v1/models; gateways choose by it how they talk to us, see docs/api.md.")] = "glm53d"
     dtype: Annotated[Literal["float32", "bfloat16"], doc("Arithmetic of the torch engine.")] = "float32"
     max_context_len: Annotated[int, doc("Prompt plus output at most; 0 takes the checkpoint's own.", ge=0)] = 0
     q_kv_norm_eps: Annotated[float, doc("eps of q_a/kv_a RMSNorm; 0 takes rms_norm_eps as the big engines do; transformers uses 1e-6.", ge=0)] = 0.0  # fmt: skip
@@ -196,6 +205,8 @@ def validate(config: Config) -> None:
         raise ConfigError("world.pin_cpus has a negative number")
     if not config.model.path:
         raise ConfigError("model.path is empty")
+    if config.server.tls_key and not config.server.tls_cert:
+        raise ConfigError("server.tls_key is set, server.tls_cert is not")
 
 
 def reference_toml() -> str:
@@ -216,6 +227,7 @@ AUTO_CONTEXTS = 8
 """A KV pool that sizes itself holds no more full contexts than this: a small model need not take the machine."""
 
 FOREIGN = {
+    "api_key": "server.api_keys",
     "block_size": "kv.page_size",
     "chunked_prefill_size": "scheduler.max_step_tokens",
     "context_length": "model.max_context_len",
@@ -238,6 +250,8 @@ FOREIGN = {
     "model_path": "model.path",
     "num_gpu_blocks_override": "kv.num_pages",
     "served_model_name": "model.name",
+    "ssl_certfile": "server.tls_cert",
+    "ssl_keyfile": "server.tls_key",
     "tensor_parallel_size": "parallel.tp_size",
     "tokenizer_path": "tokenizer.path",
     "tokenizer_worker_num": "text.threads",

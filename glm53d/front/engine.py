@@ -19,6 +19,7 @@ from glm53d.chat.events import Piece
 from glm53d.chat.template import Template
 from glm53d.config import Config
 from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
+from glm53d.front.control import Control
 from glm53d.front.health import Health, State
 from glm53d.front.job import Finish, Job, SamplingParams, Usage
 from glm53d.front.pump import OutputPump
@@ -26,7 +27,6 @@ from glm53d.front.table import Entry, EntryState, Table
 from glm53d.ipc.channels import MainEnds
 from glm53d.ipc.records import (
     ABORT,
-    CONTROL,
     GENERATE,
     IGNORE_EOS,
     NO_STOP_TRIM,
@@ -34,7 +34,6 @@ from glm53d.ipc.records import (
     PROBE,
     SKIP_SPECIAL,
     STOP_IN_CONTENT,
-    ControlOp,
     FinishReason,
     RecordType,
     align8,
@@ -147,6 +146,7 @@ class Engine:
         self._health = health
         self._text_pool = TextPool(config.text.threads, config.text.max_queued)
         self._streams: dict[int, Stream] = {}
+        self.control = Control(self._send_control, config.server.control_timeout_s)
 
     # ---- start and end -----------------------------------------------------------------------------------------------
 
@@ -177,12 +177,7 @@ class Engine:
         """Every request in flight ends with a clear error: the ranks are gone, or we are. [F-A6] [F-B3]"""
         for entry in self.table.entries():
             self._end(entry, error=error)
-
-    def shut_down(self) -> None:
-        """Ask the leader to end the world."""
-        record = np.zeros(1, CONTROL)
-        record["op"] = ControlOp.SHUTDOWN
-        self._send(RecordType.CONTROL, [record.tobytes()])
+        self.control.fail_all(error)
 
     # ---- the way down ------------------------------------------------------------------------------------------------
 
@@ -287,6 +282,11 @@ class Engine:
         record["handle"] = entry.handle
         self._send(RecordType.ABORT, [record.tobytes()])
 
+    def _send_control(self, record: bytes) -> None:
+        if not self.is_open:
+            raise NotReady(f"The ranks cannot be asked: the server is {self.state}.")
+        self._send(RecordType.CONTROL, [record])
+
     def _send(self, kind: RecordType, parts: list[bytes]) -> None:
         """A small record that must arrive: while the ring is full it is tried again."""
         try:
@@ -300,6 +300,9 @@ class Engine:
     def on_wake(self) -> None:
         """The pump has events: frames to write, and ends."""
         for handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns in self.pump.take():
+            if not handle:  # a record that is no output: its type stands where the tokens' number does
+                self._take_record(reasoning_tokens, finish or b"")
+                continue
             stream = self._streams.get(handle)
             if stream is None:
                 continue  # aborted here while it was on its way
@@ -313,6 +316,12 @@ class Engine:
                 pieces = []
             if finish is not None:
                 self._finish(entry, finish, text, reasoning, pieces, ids, reasoning_tokens, first_token_ns)
+
+    def _take_record(self, kind: int, payload: bytes) -> None:
+        if kind == RecordType.CONTROL_RESULT:
+            self.control.answered(payload)
+        else:
+            log.error("record of unknown type %d in the output ring", kind)  # [R10]
 
     def _finish(
         self,
@@ -394,7 +403,8 @@ class Engine:
 
     def health(self) -> tuple[bool, dict[str, object]]:
         """Whether all ranks live and step. [R4]"""
-        return self._health.check(self.config.scheduler.watchdog_s)
+        good, report = self._health.check(self.config.scheduler.watchdog_s)
+        return good, report | {"paused": True} if self.control.is_paused else report
 
     def ready(self) -> tuple[bool, dict[str, object]]:
         """Whether work is accepted; phase and percent while loading."""

@@ -47,7 +47,13 @@ class RecordType(IntEnum):
 
 
 class ControlOp(IntEnum):
+    """What a control record asks for. arg and value of its result, 0 where not said."""
+
     SHUTDOWN = 1
+    FLUSH_CACHE = 2  # value: pages dropped
+    PAUSE = 3  # arg 1: retract what runs. value: requests that wait or stand still
+    CONTINUE = 4  # value: the same
+    LOG_LEVEL = 5  # arg: a number of the logging module; for followers too
 
 
 class FinishReason(IntEnum):

@@ -26,6 +26,16 @@ def setup(level: Level, process: str = "main") -> None:
     root.setLevel(level.upper())
 
 
+def set_level(number: int) -> None:
+    """Write no line below this from now on, in this process: a number of number_of()."""
+    logging.getLogger().setLevel(number)
+
+
+def number_of(level: Level) -> int:
+    """The level as a number that fits a record."""
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger of a module: get_logger(__name__)."""
     return logging.getLogger(name)

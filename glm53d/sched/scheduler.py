@@ -99,6 +99,7 @@ class Scheduler:
         self.throttle = Throttle(self.slots, self.log)
         self.counters = Counters()
         self.step = 0
+        self.is_paused = False
         self.is_eos = np.zeros(limits.vocab_size, bool)
         self.is_eos[list(limits.eos_ids)] = True
         self._waiting: list[tuple[tuple[int, int], Req]] = []  # heap; DONE entries are skipped when they come up
@@ -115,7 +116,7 @@ class Scheduler:
         """A generate record from main. A health probe is answered at once while others run. [R4]"""
         req = Req.from_record(data, self._arrivals, now_ns)
         self._arrivals += 1
-        if int(req.head["flags"]) & PROBE and self.num_running:
+        if int(req.head["flags"]) & PROBE and (self.num_running or self.is_paused):
             self.throttle.finish_unadmitted(req, FinishReason.STOP)
             return
         if len(req.tokens) > self.limits.max_req_input_len:
@@ -144,6 +145,32 @@ class Scheduler:
             self.throttle.finish(req, FinishReason.ABORT)
             self.finish(req)
 
+    def flush_cache(self) -> int:
+        """Free every cached page that no running request holds; how many."""
+        num_pages = 0
+        for rank in self.ranks:
+            pages = rank.tree.evict(rank.tree.evictable_pages)
+            rank.pool.free(pages)
+            num_pages += len(pages)
+        return num_pages
+
+    def pause(self, *, retract: bool) -> int:
+        """Plan no further step; requests still come and can be aborted. How many wait or stand still.
+
+        retract: running requests go back to the queue, and their pages to whom needs them.
+        """
+        self.is_paused = True
+        if retract:
+            for rank in self.ranks:
+                for req in list(self._running(rank)):
+                    self._retract(req)
+        return len(self.reqs)
+
+    def resume(self) -> int:
+        """Plan again; for how many requests."""
+        self.is_paused = False
+        return len(self.reqs)
+
     def abort_all(self) -> None:
         """Abort whatever is waiting or running."""
         for handle in list(self.reqs):
@@ -158,6 +185,8 @@ class Scheduler:
         admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays
         an ITL by more than one step of max_step_tokens.
         """
+        if self.is_paused:
+            return None
         self._grow_tables()
         decode = self.decoding_slots()
         budget = [self.limits.max_step_tokens - len(rank.decoding) for rank in self.ranks]

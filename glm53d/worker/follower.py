@@ -9,6 +9,7 @@ from glm53d.errors import EngineError
 from glm53d.ipc.batch import Batch
 from glm53d.ipc.channels import FollowerEnds
 from glm53d.ipc.records import CONTROL, ControlOp, RecordType
+from glm53d.obs.log import set_level
 from glm53d.runner.base import Runner
 
 WAIT_NS = 100_000_000
@@ -26,8 +27,14 @@ def run(runner: Runner, ends: FollowerEnds, world_id: int, spin_ns: int, beat: C
         if (record := ends.batches.read()) is None:
             continue
         kind, data = record
-        if kind == RecordType.CONTROL and np.frombuffer(data, CONTROL, 1)["op"][0] == ControlOp.SHUTDOWN:
-            return
+        if kind == RecordType.CONTROL:
+            control = np.frombuffer(data, CONTROL, 1)[0]
+            if control["op"] == ControlOp.SHUTDOWN:
+                return
+            if control["op"] == ControlOp.LOG_LEVEL:
+                set_level(int(control["arg"]))
+                continue
+            raise EngineError(f"unknown control operation {control['op']} in the batch ring")
         if kind != RecordType.BATCH:
             raise EngineError(f"record of unknown type {kind} in the batch ring")
         batch = Batch.decode(data)

@@ -1,7 +1,8 @@
 """Rank 0's loop: inbox -> plan -> run -> results -> outputs -> board. Conducts; everyone it calls returns to it."""
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,13 +11,14 @@ from glm53d.errors import EngineError
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.channels import LeaderEnds
 from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, RecordType
-from glm53d.obs.log import get_logger
+from glm53d.obs import log as logs
 from glm53d.runner.base import Runner
 from glm53d.sched import results
 from glm53d.sched.scheduler import Scheduler
 
-log = get_logger(__name__)
+log = logs.get_logger(__name__)
 
+FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
 
 
@@ -30,6 +32,7 @@ class Leader:
     spin_ns: int
     step_timeout_ns: int
     stopping: bool = False
+    answers: deque[bytes] = field(default_factory=deque)  # control results that wait for room in the output ring
     last_step_ns: int = 0
     _books_at: tuple[int, int] = (-1, -1)
 
@@ -61,23 +64,32 @@ class Leader:
 
     def control(self, record: np.void, data: bytes) -> None:
         """Do what main asks for, pass on what followers must do too, and answer. [R26]"""
-        if record["op"] != ControlOp.SHUTDOWN:
-            raise EngineError(f"unknown control operation {record['op']}")
-        self.sched.abort_all()
-        self.send_outputs()
-        if self.ends.batches is not None:
-            self.ends.batches.try_write(RecordType.CONTROL, [data])
+        op, arg, value = int(record["op"]), int(record["arg"]), 0
+        if op == ControlOp.SHUTDOWN:
+            self.sched.abort_all()
+            self.stopping = True
+        elif op == ControlOp.FLUSH_CACHE:
+            value = self.sched.flush_cache()
+        elif op == ControlOp.PAUSE:
+            value = self.sched.pause(retract=bool(arg))
+        elif op == ControlOp.CONTINUE:
+            value = self.sched.resume()
+        elif op == ControlOp.LOG_LEVEL:
+            logs.set_level(arg)
+        else:
+            raise EngineError(f"unknown control operation {op}")
+        if op in FOR_FOLLOWERS and self.ends.batches is not None:
+            self.publish(RecordType.CONTROL, data)
         answer = np.zeros(1, CONTROL_RESULT)
-        answer["call_id"], answer["op"] = record["call_id"], record["op"]
-        self.ends.outputs.try_write(RecordType.CONTROL_RESULT, [answer.tobytes()])
-        self.stopping = True
+        answer["call_id"], answer["op"], answer["value"] = record["call_id"], op, value
+        self.answers.append(answer.tobytes())
 
     def run_step(self, batch: Batch) -> None:
         """Publish the step to every rank, run our share, gather what was sampled, and apply it."""
         start = time.monotonic_ns()
         self.show_load(step_start_ns=start)
-        if self.ends.batches is not None and not self.ends.batches.try_write(RecordType.BATCH, [batch.encode()]):
-            raise EngineError("the batch ring is full: a follower does not read")  # it is at most one step behind
+        if self.ends.batches is not None:
+            self.publish(RecordType.BATCH, batch.encode())
         self.runner.launch(batch)
         result = self.runner.collect()
         for ring in self.ends.results:
@@ -87,6 +99,12 @@ class Leader:
         results.apply(self.sched, batch, result, end)
         if self.sched.limits.debug:
             self.sched.check()
+
+    def publish(self, kind: RecordType, data: bytes) -> None:
+        """Put a record before every follower; each is at most one step behind."""
+        assert self.ends.batches is not None
+        if not self.ends.batches.try_write(kind, [data]):
+            raise EngineError("the batch ring is full: a follower does not read")
 
     def result_of(self, ring: RingReader, batch: Batch) -> StepResult:
         """The follower's result of this very step."""
@@ -107,6 +125,8 @@ class Leader:
         A full ring leaves them for later.
         """
         throttle, ring = self.sched.throttle, self.ends.outputs
+        while self.answers and ring.try_append(RecordType.CONTROL_RESULT, [self.answers[0]]):
+            self.answers.popleft()
         last = throttle.take_last()
         while last:
             head, ids, error = last[0]

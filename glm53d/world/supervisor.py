@@ -111,7 +111,7 @@ class Daemon:
         finally:
             await site.stop()
             if engine.is_open and code == 0:
-                engine.shut_down()
+                engine.control.shut_down()
             await loop.run_in_executor(None, ranks.stop)
             engine.close()
             await loop.shutdown_default_executor()

@@ -26,7 +26,13 @@ enum class RecordType : uint16_t {
   kResult = 7,         // result rings: ResultRecord
 };
 
-enum class ControlOp : uint32_t { kShutdown = 1 };
+enum class ControlOp : uint32_t {
+  kShutdown = 1,
+  kFlushCache = 2,
+  kPause = 3,     // arg 1: retract what runs
+  kContinue = 4,
+  kLogLevel = 5,  // arg: a number of Python's logging
+};
 
 enum class FinishReason : uint32_t {
   kNone = 0,      // goes on
