@@ -26,6 +26,20 @@ class InvalidRequest(RequestError):
     """A body, field or parameter that cannot be served as sent."""
 
 
+class Unauthorized(RequestError):
+    """No valid key came with the request."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The key is valid, but not for this."""
+
+    status = 403
+    code = "admin_key_required"
+
+
 class NotFound(RequestError):
     """No such route or model."""
 
@@ -51,6 +65,13 @@ class PayloadTooLarge(RequestError):
 
     status = 413
     code = "payload_too_large"
+
+
+class HeadersTooLarge(RequestError):
+    """The request line or a header is over the limit."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class ContextTooLong(RequestError):

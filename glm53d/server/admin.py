@@ -1,15 +1,19 @@
-"""Admin: what the server says about itself, and /abort_request. None of it waits for a rank but /health_generate."""
+"""Admin: calls that change the server's course: cancel, abort, flush, pause, continue, log level. [R15] [R48]
 
-import time
-from typing import Any
+All but cancel and abort go to the ranks and answer when these have done it, or fail with 503 at a deadline.
+"""
+
+from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from glm53d.errors import InvalidRequest
-from glm53d.obs import metrics
-from glm53d.server import body
+from glm53d.errors import InvalidRequest, NotFound
+from glm53d.obs import log as logs
+from glm53d.server import body, exchange
 from glm53d.server.exchange import SERVICE
+
+log = logs.get_logger(__name__)
 
 
 class AbortBody(msgspec.Struct):
@@ -19,81 +23,81 @@ class AbortBody(msgspec.Struct):
     abort_all: bool | None = None
 
 
+class PauseBody(msgspec.Struct):
+    """What becomes of the running requests: they keep their pages, give them back and wait, or end."""
+
+    mode: Literal["in_place", "retract", "abort"] | None = None
+
+
+class LoggingBody(msgspec.Struct):
+    """The least severe line that is written from now on, by every process."""
+
+    log_level: logs.Level
+
+
 _ABORT = msgspec.json.Decoder(AbortBody)
-_STARTED = int(time.time())
+_PAUSE = msgspec.json.Decoder(PauseBody)
+_LOGGING = msgspec.json.Decoder(LoggingBody)
 
 
-async def root(request: web.Request) -> web.Response:
-    """Handle HEAD /: some clients look for a server before their first request. (F-J2)"""
-    return web.Response()
-
-
-async def models(request: web.Request) -> web.Response:
-    """Handle GET /v1/models."""
-    service = request.app[SERVICE]
-    engine = service.engine
-    card: dict[str, Any] = {
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "glm53d",
-        "root": engine.models[0],
-        "max_model_len": engine.limits.max_context_len or None,  # null until the ranks have said what fits [R3]
-    }
-    if service.config.engine.kind == "sim":
-        card["description"] = "simulated: no model is asked, answers are scripted"
-    elif service.config.model.path == "nano":
-        card["description"] = "untrained: the nano model's weights are random, its answers mean nothing"
-    return _json({"object": "list", "data": [{"id": name, **card} for name in engine.models]})
-
-
-async def health(request: web.Request) -> web.Response:
-    """Handle GET /health: whether the ranks live and step. [R4]"""
-    good, state = request.app[SERVICE].engine.health()
-    return _json(state, 200 if good else 503)
-
-
-async def health_generate(request: web.Request) -> web.Response:
-    """Handle GET /health_generate: one token through everything. [R4]"""
-    await request.app[SERVICE].engine.health_generate()
-    return _json({"status": "ok"})
-
-
-async def ready(request: web.Request) -> web.Response:
-    """Handle GET /ready: whether work is accepted; with phase and percent while loading. [R4]"""
-    good, state = request.app[SERVICE].engine.ready()
-    return _json(state, 200 if good else 503)
-
-
-async def live(request: web.Request) -> web.Response:
-    """Handle GET /live: the loop turns. [R4]"""
-    return _json({"status": "ok"})
-
-
-async def server_info(request: web.Request) -> web.Response:
-    """Handle GET /server_info."""
-    return _json(request.app[SERVICE].engine.server_info())
-
-
-async def get_loads(request: web.Request) -> web.Response:
-    """Handle GET /get_loads: a row per attention-DP rank. [R8]"""
-    return _json(request.app[SERVICE].engine.loads())
+async def cancel(request: web.Request) -> web.Response:
+    """Handle POST /v1/requests/{id}/cancel: end a request by its rid, or by the id of its answer. [R48]"""
+    engine, id = request.app[SERVICE].engine, request.match_info["id"]
+    cancelled = engine.abort_rid(id)
+    if not cancelled and (rid := exchange.rid_of(id)) is not None:
+        cancelled = engine.abort_rid(rid)
+    if not cancelled:
+        raise NotFound(f"No request `{id}` is in flight.", "id")
+    return body.json_response(body.encode({"id": id, "cancelled": cancelled}))
 
 
 async def abort_request(request: web.Request) -> web.Response:
     """Handle POST /abort_request {"rid": ...} or {"abort_all": true}; answers how many were ended. [R12]"""
-    service = request.app[SERVICE]
-    raw, _ = await body.read(request, service.config.server.body_timeout_s)
-    req = body.decode(_ABORT, raw)
+    req = await _read(request, _ABORT)
     if not req.rid and not req.abort_all:
         raise InvalidRequest("Either `rid` or `abort_all` is required.", "rid")
-    return _json({"aborted": service.engine.abort_rid(None if req.abort_all else req.rid)})
+    aborted = request.app[SERVICE].engine.abort_rid(None if req.abort_all else req.rid)
+    return body.json_response(body.encode({"aborted": aborted}))
 
 
-async def prometheus(request: web.Request) -> web.Response:
-    """Handle GET /metrics."""
-    text = request.app[SERVICE].metrics.render()
-    return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
+async def flush_cache(request: web.Request) -> web.Response:
+    """Handle /flush_cache: cached pages that no request uses are dropped; answers how many."""
+    pages = await request.app[SERVICE].engine.control.flush_cache()
+    log.info("cache flushed: %d pages dropped", pages)
+    return body.json_response(body.encode({"success": True, "pages": pages}))
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
-    return body.json_response(body.encode(value), status)
+async def pause_generation(request: web.Request) -> web.Response:
+    """Handle POST /pause_generation {"mode": ...}: no step is begun; answers how many requests wait for it.
+
+    What comes meanwhile is queued. Streams stay open, with their keep-alives.
+    """
+    engine, req = request.app[SERVICE].engine, await _read(request, _PAUSE)
+    if req.mode == "abort":
+        engine.abort_rid(None)
+    requests = await engine.control.pause(retract=req.mode == "retract")
+    log.info("generation paused: %d requests wait", requests)
+    return body.json_response(body.encode({"status": "paused", "requests": requests}))
+
+
+async def continue_generation(request: web.Request) -> web.Response:
+    """Handle POST /continue_generation: steps go on; does nothing when they do."""
+    requests = await request.app[SERVICE].engine.control.resume()
+    log.info("generation continues: %d requests", requests)
+    return body.json_response(body.encode({"status": "running", "requests": requests}))
+
+
+async def configure_logging(request: web.Request) -> web.Response:
+    """Handle POST /configure_logging {"log_level": ...}, for main and every rank."""
+    req = await _read(request, _LOGGING)
+    number = logs.number_of(req.log_level)
+    await request.app[SERVICE].engine.control.set_log_level(number)
+    logs.set_level(number)
+    log.info("log level: %s", req.log_level)
+    return body.json_response(body.encode({"log_level": req.log_level}))
+
+
+async def _read(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -> body.T:
+    """The body; none at all is an empty object."""
+    raw, _ = await body.read(request, request.app[SERVICE].config.server.body_timeout_s)
+    return body.decode(decoder, raw or b"{}")

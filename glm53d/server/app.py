@@ -1,7 +1,6 @@
-"""App: the routes, what happens to every error, start and stop of the HTTP side. [R14] [R15]"""
+"""App: the routes, who may call them, what happens to every error, start and stop of the HTTP side. [R14] [R15]"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -9,49 +8,74 @@ from glm53d.config import Config
 from glm53d.errors import ConfigError
 from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
-from glm53d.server import admin, body, exchange, native_api, openai_chat, openai_completions
+from glm53d.server import admin, body, cors, exchange, info, native_api, openai_chat, openai_completions, openapi
+from glm53d.server.auth import Access, Keys
+from glm53d.server.connection import listen
+from glm53d.server.openapi import Handler, Route
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-# Longer than common proxies keep an idle connection: they close first and lose no request to a race.
-_KEEPALIVE_TIMEOUT_S = 75.0
 # Time that handlers have to write their last event once stop() is called.
 _LAST_WORDS_S = 0.5
 
+ROUTES = (
+    Route("POST", "/v1/chat/completions", openai_chat.chat_completions, body=openai_chat.ChatBody),
+    Route("POST", "/v1/completions", openai_completions.completions, body=openai_completions.CompletionBody),
+    Route("POST", "/generate", native_api.generate, body=native_api.GenerateBody),
+    Route("GET", "/v1/models", info.models),
+    Route("GET", "/v1/models/{model}", info.model),
+    Route("GET", "/server_info", info.server_info),
+    Route("GET", "/get_server_info", info.server_info),
+    Route("GET", "/model_info", info.model_info),
+    Route("GET", "/get_model_info", info.model_info),
+    Route("GET", "/version", info.version),
+    Route("GET", "/openapi.json", openapi.openapi),
+    Route("GET", "/get_loads", info.get_loads),
+    Route("GET", "/v1/loads", info.v1_loads),
+    Route("GET", "/get_load", info.get_load),
+    Route("GET", "/metrics", info.prometheus),
+    Route("GET", "/health", info.health, Access.OPEN),
+    Route("GET", "/health_generate", info.health_generate, Access.OPEN),
+    Route("GET", "/ready", info.ready, Access.OPEN),
+    Route("GET", "/live", info.live, Access.OPEN),
+    Route("HEAD", "/", info.root, Access.OPEN),
+    Route("POST", "/v1/requests/{id}/cancel", admin.cancel),
+    Route("POST", "/abort_request", admin.abort_request, Access.ADMIN, admin.AbortBody),
+    Route("POST", "/flush_cache", admin.flush_cache, Access.ADMIN),
+    Route("GET", "/flush_cache", admin.flush_cache, Access.ADMIN),
+    Route("POST", "/pause_generation", admin.pause_generation, Access.ADMIN, admin.PauseBody),
+    Route("POST", "/continue_generation", admin.continue_generation, Access.ADMIN),
+    Route("POST", "/configure_logging", admin.configure_logging, Access.ADMIN, admin.LoggingBody),
+)
+
+_ACCESS = web.AppKey("access", dict[str, Access])  # by the route's pattern
+
 
 def make_app(engine: Engine, config: Config) -> web.Application:
-    """The application: every route, bound to one engine. Serve it with serve()."""
+    """The application: every route, bound to one engine. Raises ConfigError for keys that cannot be had."""
     app = web.Application(client_max_size=config.server.max_body_bytes, middlewares=[_edge])
-    app[exchange.SERVICE] = exchange.Service(engine, config, Metrics(engine.loads))
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", openai_chat.chat_completions),
-            web.post("/v1/completions", openai_completions.completions),
-            web.post("/generate", native_api.generate),
-            web.get("/v1/models", admin.models),
-            web.get("/health", admin.health),
-            web.get("/health_generate", admin.health_generate),
-            web.get("/ready", admin.ready),
-            web.get("/live", admin.live),
-            web.get("/server_info", admin.server_info),
-            web.get("/get_loads", admin.get_loads),
-            web.get("/metrics", admin.prometheus),
-            web.post("/abort_request", admin.abort_request),
-            web.head("/", admin.root),
-        ]
-    )
+    app[exchange.SERVICE] = exchange.Service(engine, config, Metrics(engine.loads), Keys(config.server))
+    app[openapi.DOCUMENT] = openapi.document(ROUTES)
+    app[_ACCESS] = {route.path: route.access for route in ROUTES}
+    if config.server.open_metrics:
+        app[_ACCESS]["/metrics"] = Access.OPEN
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, route.handler)
+    app.on_response_prepare.append(_add_headers)
     return app
 
 
 class HttpServer:
     """The listening side of one application. Made by serve()."""
 
-    def __init__(self, runner: web.AppRunner, port: int):
+    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server):
         self._runner = runner
-        self.port = port
+        self._sockets = sockets
+        self.port: int = sockets.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Close the port, then the connections. Whoever drains does so before: what still runs soon is cancelled."""
+        self._sockets.close()
         await self._runner.cleanup()
 
 
@@ -60,38 +84,38 @@ async def serve(engine: Engine, config: Config) -> HttpServer:
 
     A client that leaves cancels its handler, whatever that waits for; exchange.py aborts in `finally`. [R22]
     """
-    runner = web.AppRunner(
-        make_app(engine, config),
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,  # a small body that grows without bound is an attack that nobody needs
-        keepalive_timeout=_KEEPALIVE_TIMEOUT_S,
-        shutdown_timeout=_LAST_WORDS_S,
-    )
+    runner = web.AppRunner(make_app(engine, config), handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S)
     await runner.setup()
+    assert runner.server is not None  # from setup() on
     try:
-        await web.TCPSite(runner, config.server.host, config.server.port, backlog=1024).start()
-    except OSError as exc:
+        return HttpServer(runner, await listen(runner.server, config.server))
+    except ConfigError:
         await runner.cleanup()
-        where = f"{config.server.host}:{config.server.port}"
-        raise ConfigError(f"Cannot listen on server.host and server.port ({where}): {exc.strerror or exc}.") from None
-    return HttpServer(runner, runner.addresses[0][1])
+        raise
 
 
 @web.middleware
-async def _edge(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn any error into a body, count the request, name its rid."""
-    metrics, endpoint = request.app[exchange.SERVICE].metrics, exchange.endpoint(request)
+async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check the key, turn any error into a body, count the request."""
+    service, endpoint = request.app[exchange.SERVICE], exchange.endpoint(request)
+    if (answer := cors.preflight(request, service.config.server.cors_origins)) is not None:
+        return answer
     try:
+        service.keys.check(request, request.app[_ACCESS].get(endpoint, Access.USER))
         response = await handler(request)
     except (asyncio.CancelledError, ConnectionError):
-        metrics.request(endpoint, 499)  # the client has left: nobody is there to be answered
+        service.metrics.request(endpoint, 499)  # the client has left: nobody is there to be answered
         raise
     except web.HTTPException as exc:
         response = body.http_error_response(exc)
     except Exception as exc:
         response = body.error_response(exchange.visible(exc, request.get(exchange.RID)))
-    metrics.request(endpoint, response.status)
-    if not response.prepared and (rid := request.get(exchange.RID)) is not None:
-        response.headers["X-Request-Id"] = rid
+    service.metrics.request(endpoint, response.status)
     return response
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """What every response carries, streams too: it is called before their first byte."""
+    if (rid := request.get(exchange.RID)) is not None:
+        response.headers["X-Request-Id"] = rid
+    cors.add_headers(request, response, request.app[exchange.SERVICE].config.server.cors_origins)

@@ -17,6 +17,7 @@ from glm53d.errors import (
     PayloadTooLarge,
     RequestError,
     RequestTimeout,
+    Unauthorized,
 )
 
 T = TypeVar("T")
@@ -126,6 +127,8 @@ def error_response(exc: RequestError | EngineError) -> web.Response:
     response = json_response(error_bytes(exc), status=exc.status)
     if isinstance(exc, Overloaded | NotReady):
         response.headers["Retry-After"] = str(exc.retry_after_s)
+    if isinstance(exc, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(exc, RequestTimeout | PayloadTooLarge):
         response.force_close()  # the rest of the body may still come
     return response

@@ -20,9 +20,13 @@ from glm53d.front.job import Finish, Job
 from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body
+from glm53d.server.auth import Keys
 from glm53d.server.sse import DONE, EventStream
 
 log = get_logger(__name__)
+
+ANSWER_PREFIXES = ("chatcmpl", "cmpl")
+"""An answer's id is one of these, a dash, and the request's rid."""
 
 _RID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -34,6 +38,7 @@ class Service:
     engine: Engine
     config: Config
     metrics: Metrics
+    keys: Keys
 
 
 SERVICE = web.AppKey("service", Service)
@@ -61,9 +66,15 @@ def choose_rid(request: web.Request, given: str | None) -> str:
     return rid
 
 
+def rid_of(id: str) -> str | None:
+    """The rid in the id of an answer; None when it is none of ours."""
+    prefix, dash, rid = id.partition("-")
+    return rid if dash and prefix in ANSWER_PREFIXES else None
+
+
 def choose_model(engine: Engine, name: str | None) -> str:
     """The name that the answer carries: the client's, if it is one of ours. Raises ModelNotFound."""
-    if name is None:
+    if name is None or name == "unknown":  # what a gateway makes of none
         return engine.models[0]
     if name not in engine.models:
         raise ModelNotFound(f"The model `{name}` is not served here; `{engine.models[0]}` is.", "model")

@@ -124,6 +124,8 @@ class FakeEngine:
         self.state = "up"
         self.live: list[FakeStream] = []
         self.jobs: list[Job] = []
+        self.control = self  # its calls stand below, what came is in calls
+        self.calls: list[str] = []
         self.submits_cancelled = 0
 
     async def submit(self, job: Job) -> FakeStream:
@@ -152,6 +154,24 @@ class FakeEngine:
             stream.release.set()
         return len(chosen)
 
+    async def flush_cache(self) -> int:
+        return self._called("flush_cache", 3)
+
+    async def pause(self, *, retract: bool) -> int:
+        return self._called(f"pause retract={retract}", len(self.live))
+
+    async def resume(self) -> int:
+        return self._called("resume", len(self.live))
+
+    async def set_log_level(self, number: int) -> None:
+        self._called(f"set_log_level {number}", 0)
+
+    def _called(self, call: str, answer: int) -> int:
+        if self.state != "up":
+            raise NotReady("The ranks are loading.")
+        self.calls.append(call)
+        return answer
+
     async def health_generate(self) -> None:
         if self.state != "up":
             raise NotReady("The ranks are loading.")
@@ -163,7 +183,12 @@ class FakeEngine:
         return self.state == "up", {"state": self.state}
 
     def server_info(self) -> dict:
-        return {"version": "test", "models": list(self.models)}
+        return {"state": self.state, "models": list(self.models)}
 
     def loads(self) -> list[dict]:
-        return [{"dp_rank": 0, "num_running": len(self.live), "num_waiting": 0, "steps": 12}]
+        """Two attention-DP ranks, as rows of the board."""
+        row = {
+            "num_waiting": 0, "num_waiting_tokens": 0, "pages_total": 100, "pages_locked": 2, "pages_owned": 3,
+            "steps": 12, "prefill_tokens": 60, "cached_tokens": 20,
+        }  # fmt: skip
+        return [{"dp_rank": rank, "num_running": len(self.live) if rank == 0 else 0} | row for rank in range(2)]

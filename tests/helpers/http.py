@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from glm53d.config import Config, Engine, Server
+from glm53d.config import Config, Engine, Model, Server
 from glm53d.server.app import serve
 from tests.helpers.fake_engine import FakeEngine
 
@@ -83,9 +83,11 @@ def raw_post(path: str, body: dict, version: str = "1.1") -> bytes:
 
 
 @asynccontextmanager
-async def client_of_fake_engine(engine: Engine | None = None, **server: Any) -> AsyncIterator[Client]:
-    """A client of a fresh server; [engine] of its config, and by keyword fields of [server]."""
-    config = Config(server=Server(port=0, **server), engine=engine or Engine())
+async def client_of_fake_engine(
+    engine: Engine | None = None, model: Model | None = None, **server: Any
+) -> AsyncIterator[Client]:
+    """A client of a fresh server; [engine] and [model] of its config, and by keyword fields of [server]."""
+    config = Config(server=Server(port=0, **server), engine=engine or Engine(), model=model or Model())
     fake = FakeEngine(config)
     http = await serve(fake, config)
     try:

@@ -1,10 +1,10 @@
-"""What the server says about itself, and /abort_request."""
+"""Calls that change the server's course: abort, cancel, flush, pause, continue, log level."""
 
 import asyncio
+import logging
 
 import pytest
 
-from glm53d.config import Engine
 from tests.helpers.http import client_of_fake_engine, until
 
 CHAT = "/v1/chat/completions"
@@ -17,40 +17,7 @@ async def client():
         yield client
 
 
-@pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready"])
-async def test_health_follows_the_engine(client, path):
-    assert (await client.get(path)).status == 200
-    client.engine.state = "unhealthy"
-    assert (await client.get(path)).status == 503
-    assert (await client.get("/live")).status == 200
-
-
-async def test_models_lists_every_name_and_says_that_nano_is_untrained(client):
-    cards = (await client.get("/v1/models")).json["data"]
-    assert [card["id"] for card in cards] == ["nano", "alias"]
-    for card in cards:
-        assert (card["object"], card["owned_by"], card["root"]) == ("model", "glm53d", "nano")
-        assert card["max_model_len"] == 100
-        assert "untrained" in card["description"]
-
-
-async def test_models_says_that_a_simulation_is_one():
-    async with client_of_fake_engine(engine=Engine(kind="sim")) as client:
-        assert "simulated" in (await client.get("/v1/models")).json["data"][0]["description"]
-
-
-async def test_a_head_request_to_the_root_is_answered(client):
-    """F-J2"""
-    answer = await client.request("HEAD", "/")
-    assert (answer.status, answer.body) == (200, b"")
-
-
-async def test_server_info_and_loads_are_the_engines(client):
-    assert (await client.get("/server_info")).json == client.engine.server_info()
-    assert (await client.get("/get_loads")).json == client.engine.loads()
-
-
-@pytest.mark.parametrize("body", [{}, {"rid": None}, {"rid": ""}, {"abort_all": False}])
+@pytest.mark.parametrize("body", [b"", {}, {"rid": None}, {"rid": ""}, {"abort_all": False}])
 async def test_an_abort_must_say_which(client, body):
     answer = await client.post("/abort_request", body)
     assert (answer.status, answer.error["param"]) == (400, "rid")
@@ -73,21 +40,67 @@ async def test_abort_by_rid_ends_that_request_and_says_so(client, path):
     await other
 
 
-async def test_metrics_count_requests_tokens_and_rows_of_the_board(client):
-    await client.post(CHAT, {"messages": HI})
-    await client.post(CHAT, {"messages": HI, "stream": True})
-    await client.post(CHAT, {})
-    await client.get("/nowhere/at/all")
-    answer = await client.get("/metrics")
-    assert answer.headers["Content-Type"].startswith("text/plain")
-    samples = dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if not line.startswith("#"))
-    assert samples[f'glm53d_requests_total{{endpoint="{CHAT}",status="200"}}'] == "2.0"
-    assert samples[f'glm53d_requests_total{{endpoint="{CHAT}",status="400"}}'] == "1.0"
-    assert samples['glm53d_requests_total{endpoint="unknown",status="404"}'] == "1.0"
-    assert samples[f'glm53d_generations_total{{endpoint="{CHAT}",reason="stop"}}'] == "2.0"
-    kinds = {"prompt": "10.0", "cached": "4.0", "completion": "12.0", "reasoning": "8.0"}
-    assert {kind: samples[f'glm53d_tokens_total{{kind="{kind}"}}'] for kind in kinds} == kinds
-    assert samples["glm53d_ttft_seconds_count"] == "2.0"
-    assert samples["glm53d_queue_seconds_sum"] == "0.0002"
-    assert samples['glm53d_rank_num_running{dp_rank="0"}'] == "0.0"
-    assert samples['glm53d_rank_steps_total{dp_rank="0"}'] == "12.0"
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-"])
+async def test_cancel_takes_the_rid_or_the_id_of_the_answer(client, prefix):
+    """[R48]"""
+    client.engine.script.hold = True
+    request = asyncio.create_task(client.post(CHAT, {"messages": HI, "rid": "cmpl-x"}))
+    await until(lambda: client.engine.live)
+    answer = await client.post(f"/v1/requests/{prefix}cmpl-x/cancel", b"")
+    assert answer.json == {"id": f"{prefix}cmpl-x", "cancelled": 1}
+    assert (await request).json["choices"][0]["finish_reason"] == "abort"
+    assert (await client.post("/v1/requests/cmpl-x/cancel", b"")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "call", "answer"),
+    [
+        ("/flush_cache", b"", "flush_cache", {"success": True, "pages": 3}),
+        ("/pause_generation", b"", "pause retract=False", {"status": "paused", "requests": 0}),
+        ("/pause_generation", {"mode": "in_place"}, "pause retract=False", {"status": "paused", "requests": 0}),
+        ("/pause_generation", {"mode": "retract"}, "pause retract=True", {"status": "paused", "requests": 0}),
+        ("/continue_generation", {"any": 1}, "resume", {"status": "running", "requests": 0}),
+    ],
+)
+async def test_a_control_call_goes_to_the_ranks_and_answers_with_what_they_say(client, path, body, call, answer):
+    assert (await client.post(path, body)).json == answer
+    assert client.engine.calls == [call]
+
+
+async def test_pausing_can_abort_what_is_in_flight(client):
+    client.engine.script.hold = True
+    request = asyncio.create_task(client.post(CHAT, {"messages": HI}))
+    await until(lambda: client.engine.live)
+    assert (await client.post("/pause_generation", {"mode": "abort"})).status == 200
+    assert (await request).json["choices"][0]["finish_reason"] == "abort"
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/pause_generation", "/continue_generation"])
+async def test_a_control_call_that_the_ranks_cannot_take_is_a_503(client, path):
+    client.engine.state = "starting"
+    assert (await client.post(path, b"")).status == 503
+    assert client.engine.calls == []
+
+
+async def test_the_log_level_changes_in_main_and_in_the_ranks(client):
+    before = logging.getLogger().level
+    try:
+        assert (await client.post("/configure_logging", {"log_level": "error"})).json == {"log_level": "error"}
+        assert logging.getLogger().level == logging.ERROR
+    finally:
+        logging.getLogger().setLevel(before)
+    assert client.engine.calls == [f"set_log_level {logging.ERROR}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/pause_generation", {"mode": "later"}, "mode"),
+        ("/configure_logging", {"log_level": "loud"}, "log_level"),
+        ("/configure_logging", b"", "log_level"),
+    ],
+)
+async def test_a_control_call_with_a_bad_body_is_refused_by_its_field(client, path, body, param):
+    answer = await client.post(path, body)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert client.engine.calls == []

@@ -1,0 +1,87 @@
+"""Connection: a client's connection, where what is not HTTP/1.1 at all is refused; and the listening socket. [R14]"""
+
+import asyncio
+import ssl
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+
+from glm53d.config import Server
+from glm53d.errors import ConfigError, HeadersTooLarge, InvalidRequest, RequestError
+from glm53d.obs.log import get_logger
+from glm53d.server import body
+
+log = get_logger(__name__)
+
+MAX_HEADER_BYTES = 16384
+"""Of the request line, and of each header. Agents send large ones, nobody sends such."""
+
+# Longer than common proxies keep an idle connection: they close first and lose no request to a race. It is also how
+# long a client may take to send its headers.
+_KEEPALIVE_TIMEOUT_S = 75.0
+
+
+class Connection(web.RequestHandler):
+    """One connection. The library answers what it cannot parse in plain text, with a traceback in the log."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Tell a client in JSON that its bytes are no request; the connection is closed after it."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)  # a failure of ours
+        error = _refusal(exc)
+        log.debug("not a request, from %s: %s", request.remote, error.message)
+        response = body.error_response(error)
+        response.force_close()
+        return response
+
+
+async def listen(web_server: web.Server, server: Server) -> asyncio.Server:
+    """Accept connections at server.host and server.port, with TLS where configured. Raises ConfigError."""
+    loop = asyncio.get_running_loop()
+
+    def connection() -> Connection:
+        return Connection(
+            web_server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # the library's own way to say none
+            auto_decompress=False,  # a small body that grows without bound is an attack that nobody needs
+            keepalive_timeout=_KEEPALIVE_TIMEOUT_S,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+        )
+
+    tls = _tls(server)
+    try:
+        return await loop.create_server(connection, server.host, server.port, ssl=tls, backlog=1024)
+    except OSError as exc:
+        where = f"{server.host}:{server.port}"
+        raise ConfigError(f"Cannot listen on server.host and server.port ({where}): {exc.strerror or exc}.") from None
+
+
+def _tls(server: Server) -> ssl.SSLContext | None:
+    if not server.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(server.tls_cert, server.tls_key or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"server.tls_cert and server.tls_key cannot be used: {error}") from None
+    return context
+
+
+def _refusal(exc: HttpProcessingError) -> RequestError:
+    if isinstance(exc, LineTooLong):
+        return HeadersTooLarge(f"The request line or a header is over the limit of {MAX_HEADER_BYTES} bytes.")
+    if "Pause on PRI" in exc.message:
+        return InvalidRequest("HTTP/2 is not spoken here; use HTTP/1.1.")
+    # The rest of the parser's message is a picture of the bytes.
+    return InvalidRequest(f"This is no HTTP/1.1 request: {exc.message.partition(chr(10))[0].rstrip(':')}.")
