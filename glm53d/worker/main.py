@@ -24,6 +24,7 @@ from glm53d.worker.leader import Leader
 
 log = logs.get_logger(__name__)
 
+SAY_NS = 1_000_000_000
 STARTING, LOADED, RUNNING, STOPPED, FAILED = range(5)
 
 
@@ -56,6 +57,7 @@ class Report:
     def __init__(self, spec: RankSpec, board: Board):
         self._board = board
         self._rank = spec.rank
+        self._said_ns = time.monotonic_ns()
         self._row = np.zeros(1, RANK_ROW)
         self.set(
             pid=os.getpid(), attn_dp_rank=spec.attn_dp_rank, attn_tp_rank=spec.attn_tp_rank, ep_rank=spec.ep_rank,
@@ -70,8 +72,11 @@ class Report:
         self._board.write_rank(self._rank, self._row)
 
     def progress(self, phase: str, percent: int) -> None:
-        """Shown by /ready and in the log while loading."""
+        """Shown by /ready, and by the log once a second: what loads in less is no news."""
         self.set(phase=phase.encode()[:32], percent=percent)
+        if (now := time.monotonic_ns()) - self._said_ns > SAY_NS:
+            self._said_ns = now
+            log.info("loading: %s, %d%%", phase, percent)
 
     def loaded(self, loaded: Loaded, max_req_input_len: int, load_ns: int) -> None:
         """The *loaded* report. [R3]"""

@@ -9,6 +9,7 @@ import pytest
 from glm53d.config import Config, Kv, Model, Parallel, Scheduler
 from glm53d.errors import StartError
 from glm53d.model.config import ModelConfig
+from glm53d.world.plan import memory_plan
 from tests.model.synthetic import make_checkpoint
 from tests.model.world import Alone, Ranks, ServedWorld, serve
 
@@ -57,7 +58,10 @@ def test_every_layout_gives_the_tokens_of_one_rank(ranks, checkpoints, record_pr
     for (attn_dp_size, ep_size), (seed, (folder, expected)) in zip(
         layouts(ranks.size), itertools.cycle(enumerate(checkpoints)), strict=False
     ):
-        world = served(ranks, config_of(folder, ranks.size, attn_dp_size, ep_size))
+        config = config_of(folder, ranks.size, attn_dp_size, ep_size)
+        world = served(ranks, config)
+        plan = memory_plan(ModelConfig.load(folder), config, 1 << 30, mtp=False)
+        assert world.loaded.weight_bytes == plan.weight_bytes  # so no rank has read more than its share
         answers = serve(world, seed, NUM_NEW)
         assert answers == expected, f"attn_dp_size {attn_dp_size}, ep_size {ep_size}"
         assert world.num_mixed and world.sched.counters.cached_tokens
