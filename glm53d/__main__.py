@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help="short for --set server.host=HOST")
     parser.add_argument("--port", help="short for --set server.port=PORT")
+    parser.add_argument("--chat-template", metavar="FILE", help="short for --set template.path=FILE")
     parser.add_argument("--check", action="store_true", help="check the configuration, print the memory plan, exit")
     parser.add_argument(
         "--print-reference", action="store_true", help="print every field with its default and meaning, exit"
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shorthands(args: argparse.Namespace) -> list[str]:
-    given = {"server.host": args.host, "server.port": args.port}
+    given = {"server.host": args.host, "server.port": args.port, "template.path": args.chat_template}
     return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 

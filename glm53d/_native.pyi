@@ -303,8 +303,8 @@ class Pump:
         (handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).
 
         pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;
-        else None. text, reasoning and ids (int32) come with the finish of a collected request; of a stream only
-        text does, if its thinking has turned out to be its content. A record that is no output comes as
+        else None; with it all ids (int32). text and reasoning come with the finish of a collected request; of a
+        stream only text does, if its thinking has turned out to be its content. A record that is no output comes as
         (0, b'', [], payload, b'', b'', b'', its type, 0).
         """
 

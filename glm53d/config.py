@@ -105,6 +105,17 @@ class Text(Section, frozen=True):
 
     threads: Annotated[int, doc("Threads of the text pool.", ge=1, le=64)] = 2
     max_queued: Annotated[int, doc("Text jobs that wait at most; beyond it 429.", ge=1)] = 1024
+    cache_tokens: Annotated[int, doc("Ids kept of texts seen before, 4 bytes each; 0: none.", ge=0)] = 1 << 22
+    allow_auto_truncate: Annotated[bool, doc("A raw prompt that is too long loses its beginning, and the answer says so; a chat never does.")] = False  # fmt: skip
+
+
+class Template(Section, frozen=True):
+    """The chat template. [R16] [R17]"""
+
+    path: Annotated[str, doc("A Jinja template of one's own; empty: GLM-5.3's, or the checkpoint's where that differs.")] = ""
+    parsers: Annotated[Literal["auto", "glm", "none"], doc("How answers are read: as GLM-5.3 writes thinking and calls, or all as content. auto is glm; beside a path, say which.")] = "auto"  # fmt: skip
+    literal_control_tokens: Annotated[bool, doc("Control tokens that clients spell in a chat become control tokens, as in other engines.")] = False  # fmt: skip
+    strip_lines: Annotated[tuple[str, ...], doc("Lines at the head of the system prompt that begin so are taken out: they change in each request, and no cached page behind them could be used.")] = ("x-anthropic-billing-header:",)  # fmt: skip
 
 
 class Output(Section, frozen=True):
@@ -151,6 +162,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kv: Kv = Kv()
     scheduler: Scheduler = Scheduler()
     text: Text = Text()
+    template: Template = Template()
     output: Output = Output()
     sim: Sim = Sim()
     world: World = World()
@@ -205,6 +217,8 @@ def validate(config: Config) -> None:
         raise ConfigError("world.pin_cpus has a negative number")
     if not config.model.path:
         raise ConfigError("model.path is empty")
+    if config.template.path and config.template.parsers == "auto":
+        raise ConfigError("template.path needs template.parsers beside it: glm or none")
     if config.server.tls_key and not config.server.tls_cert:
         raise ConfigError("server.tls_key is set, server.tls_cert is not")
 
@@ -229,6 +243,7 @@ AUTO_CONTEXTS = 8
 FOREIGN = {
     "api_key": "server.api_keys",
     "block_size": "kv.page_size",
+    "chat_template": "template.path",
     "chunked_prefill_size": "scheduler.max_step_tokens",
     "context_length": "model.max_context_len",
     "data_parallel_size": "parallel.attn_dp_size",

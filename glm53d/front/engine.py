@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glm53d._native import page_hashes
+from glm53d.chat.conversation import Conversation
 from glm53d.chat.events import Piece
-from glm53d.chat.template import Template
 from glm53d.config import Config
-from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
+from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded, PeerGone
 from glm53d.front.control import Control
 from glm53d.front.health import Health, State
 from glm53d.front.job import Finish, Job, SamplingParams, Usage
+from glm53d.front.prompt import Prompt, TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
 from glm53d.ipc.channels import MainEnds
@@ -39,7 +39,6 @@ from glm53d.ipc.records import (
     align8,
 )
 from glm53d.obs.log import get_logger
-from glm53d.text.encode import Encoder
 from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
 
@@ -47,31 +46,6 @@ log = get_logger(__name__)
 
 RING_RETRY_S = 0.001
 PROBE_RID = "health-probe"
-
-
-@dataclass(frozen=True, slots=True)
-class TextHalf:
-    """What turns a job into ids: made once at start, used by the text pool's threads."""
-
-    encoder: Encoder
-    template: Template
-    page_size: int
-    hash_key: bytes
-    chain_seed: bytes  # 16 bytes, from what makes pages interchangeable [R19]
-
-    def prepare(self, job: Job) -> tuple[np.ndarray, np.ndarray, int]:
-        """Ids int32, page hashes [n, 2] uint64, and when the template was done. Raises InvalidRequest."""
-        rendered_ns = 0
-        if job.ids is not None:
-            ids = job.ids
-        elif job.text is not None:
-            ids = self.encoder.encode_text(job.text)
-        else:
-            assert job.conversation is not None
-            segments = self.template.render(job.conversation)
-            rendered_ns = time.monotonic_ns()
-            ids = self.encoder.encode_segments(segments)
-        return ids, page_hashes(ids, self.page_size, self.hash_key, self.chain_seed), rendered_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +73,11 @@ class Stream:
     @property
     def num_prompt_ids(self) -> int:
         return self._entry.num_prompt_ids
+
+    @property
+    def num_cut_ids(self) -> int:
+        """Tokens that the prompt lost at its beginning, because it was too long."""
+        return self._entry.num_cut_ids
 
     def start(self, write: Callable[[bytes], None], frame: Callable[[list[Piece]], bytes] | None = None) -> None:
         """From now on frames, whole events joined per wake, go to write.
@@ -195,39 +174,31 @@ class Engine:
             marks = entry.marks
             marks["received"] = job.received_ns
             marks["parsed"] = time.monotonic_ns()
-            ids, hashes, rendered_ns = await self._text_pool.run(self._text.prepare, job)
+            longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
+            prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
             entry.raise_if_over()
             marks["tokenized"] = time.monotonic_ns()
-            marks["rendered"] = rendered_ns or marks["parsed"]
-            room = self._check_length(len(ids))
-            entry.num_prompt_ids = len(ids)
+            marks["rendered"] = prompt.rendered_ns or marks["parsed"]
+            entry.num_prompt_ids, entry.num_cut_ids = len(prompt.ids), prompt.num_cut
+            entry.last_prompt_id = int(prompt.ids[-1])
             stream = self._streams[entry.handle] = Stream(self, entry)
             out = job.out
             self.pump.open(
                 entry.handle, out.content, out.reasoning, out.starts_in_reasoning, out.with_ids,
                 out.skip_special_tokens, out.python_ids, out.all_python,
             )  # fmt: skip
-            await self._send_generate(entry, ids, hashes, room)
+            await self._send_generate(entry, prompt)
         except BaseException:
             self._forget(entry)
             raise
         marks["enqueued"] = time.monotonic_ns()
         return stream
 
-    def _check_length(self, num_ids: int) -> int:
-        """How many output tokens the context leaves. Raises when there is no prompt, or it does not fit."""
-        if num_ids == 0:
-            raise InvalidRequest("The prompt is empty.")
-        longest = self.limits.max_req_input_len
-        if num_ids > longest:
-            raise ContextTooLong(f"The prompt has {num_ids} tokens; at most {longest} fit.")
-        return self.limits.max_context_len - num_ids
-
-    async def _send_generate(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> None:
+    async def _send_generate(self, entry: Entry, prompt: Prompt) -> None:
         job = entry.job
-        record = self._generate_record(entry, ids, hashes, room)
+        record = self._generate_record(entry, prompt)
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
-            raise ContextTooLong(f"A prompt of {len(ids)} tokens does not fit the request ring (world.ring_bytes).")
+            raise ContextTooLong(f"{len(prompt.ids)} prompt tokens do not fit the request ring (world.ring_bytes).")
         deadline = time.monotonic() + self.config.server.health_timeout_s
         while not self._ends.requests.try_write(RecordType.GENERATE, record):
             if time.monotonic() > deadline:  # the leader has not read for that long
@@ -235,10 +206,11 @@ class Engine:
             await asyncio.sleep(RING_RETRY_S)
             entry.raise_if_over()
         entry.become(EntryState.SENT)
-        log.debug("request sent: %d prompt tokens", len(ids), extra={"rid": job.rid, "handle": entry.handle})
+        log.debug("request sent: %d prompt tokens", len(prompt.ids), extra={"rid": job.rid, "handle": entry.handle})
 
-    def _generate_record(self, entry: Entry, ids: np.ndarray, hashes: np.ndarray, room: int) -> list[bytes]:
+    def _generate_record(self, entry: Entry, prompt: Prompt) -> list[bytes]:
         job, sampling = entry.job, entry.job.sampling
+        room = self.limits.max_context_len - len(prompt.ids)
         stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
         stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
         head = np.zeros(1, GENERATE)
@@ -246,7 +218,7 @@ class Engine:
         row["handle"], row["arrival_ns"] = entry.handle, job.received_ns
         row["seed"] = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1)
         row["chain_lo"], row["chain_hi"] = np.frombuffer(self._text.chain_seed, np.uint64)
-        row["num_prompt_ids"], row["num_page_hashes"] = len(ids), len(hashes)
+        row["num_prompt_ids"], row["num_page_hashes"] = len(prompt.ids), len(prompt.hashes)
         row["num_stop_ids"], row["stop_bytes"], row["rid_bytes"] = len(stop_ids), len(stop), len(rid)
         row["flags"] = _flags(job)
         row["max_new_tokens"] = min(room, sampling.max_new_tokens or room)
@@ -258,7 +230,7 @@ class Engine:
         row["repetition_penalty"] = 1.0
         for name in ("priority", "top_k", "temperature", "top_p", "min_p", "min_new_tokens"):
             row[name] = getattr(sampling, name)
-        tail = (ids.tobytes(), hashes.tobytes(), stop_ids.tobytes(), stop, rid)
+        tail = (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid)
         return [head.tobytes(), *map(_padded, tail)]
 
     def abort(self, stream: Stream) -> None:
@@ -359,6 +331,8 @@ class Engine:
             None if matched_stop < 0 else entry.job.sampling.stop[matched_stop], text.decode(), reasoning.decode(),
             pieces, np.frombuffer(ids, np.int32), marks,
         )  # fmt: skip
+        if entry.job.conversation is not None:
+            self._text.encoder.remember(finish.output_ids, after=entry.last_prompt_id)  # for the next turn [R52]
         self._end(entry, finish=finish)
 
     def _end(self, entry: Entry, *, finish: Finish | None = None, error: Exception | None = None) -> None:
@@ -378,6 +352,20 @@ class Engine:
         if self._streams.pop(entry.handle, None) is not None:
             self.pump.close(entry.handle)
         self.table.release(entry)
+
+    # ---- text alone --------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
+        """The ids that a request with this chat, or this raw text, has. Raises InvalidRequest, Overloaded."""
+        return await self._text_pool.run(self._text.encode, prompt)
+
+    async def count_tokens(self, conversation: Conversation) -> int:
+        """`prompt_tokens` of a request with this chat. [F-H10]"""
+        return len(await self.tokenize(conversation))
+
+    async def detokenize(self, ids: np.ndarray, *, skip_special: bool) -> str:
+        """The text of ids. Raises Overloaded."""
+        return await self._text_pool.run(self._text.decode, ids, skip_special)
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
@@ -430,7 +418,7 @@ class Engine:
         }
         if self.is_open:
             info["output"] = self.pump.stats()
-            info["encoder"] = self._text.encoder.backend
+            info["text"] = self._text.describe()
             info["channels"] = self._topology
         return info
 

@@ -94,7 +94,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a request. A stream's texts, pieces and ids are empty: they went out.
+    """The end of a request. A stream's texts and pieces are empty: they went out.
 
     A chat turn that stopped without ending its thinking was all answer: its text is content and it has no reasoning. A
     stream has by then sent it as reasoning; so here it is in `text`, for the dialect to repeat as content. [F-F1]

@@ -31,6 +31,8 @@ class Entry:
     finish: "asyncio.Future[Finish]"
     state: EntryState = EntryState.TEXT
     num_prompt_ids: int = 0
+    num_cut_ids: int = 0  # of a prompt that was too long
+    last_prompt_id: int = -1
     marks: dict[str, int] = field(default_factory=dict)
 
     def raise_if_over(self) -> None:

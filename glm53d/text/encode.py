@@ -26,6 +26,7 @@ from glm53d._native import ByteVocab, Decoder
 from glm53d.errors import InvalidRequest
 from glm53d.text import backend, cuts
 from glm53d.text.cache import IdCache, key_of
+from glm53d.text.decode import decode
 from glm53d.text.vocab import Vocab
 
 WRITES_AFTER = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<arg_value>")
@@ -88,6 +89,10 @@ class Encoder:
         """
         self._learn_written()
         return self._encode(segments, may_be_written=True)
+
+    def decode(self, ids: np.ndarray, *, skip_special: bool) -> str:
+        """The text of ids, int32; those outside the vocabulary have none."""
+        return decode(self._bytes, ids, skip_special=skip_special)
 
     def remember(self, ids: np.ndarray, after: int) -> None:
         """A turn has ended in which the model wrote these ids behind the control id `after`. Returns at once.

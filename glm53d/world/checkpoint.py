@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from glm53d.config import Config
-from glm53d.errors import CheckpointError
+from glm53d.errors import CheckpointError, ConfigError, StartError
 
 FAMILY = "glm-5.3"
 NANO = "glm-5.3-nano"
@@ -23,6 +23,8 @@ class Checkpoint:
     eos_ids: tuple[int, ...]
     defaults: dict[str, float]  # temperature, top_p
     models: tuple[str, ...]  # names it is served under, the first is its own
+    chat_template: str | None  # the Jinja source that came with it
+    own_template: str | None  # that of template.path
     chain_seed: bytes  # 16 bytes; pages of two configurations with equal seeds are interchangeable [R19]
 
 
@@ -45,8 +47,19 @@ def read_checkpoint(config: Config) -> Checkpoint:
         eos_ids=eos_ids,
         defaults={name: float(generation[name]) for name in ("temperature", "top_p") if name in generation},
         models=tuple(dict.fromkeys([own, *config.model.aliases, FAMILY])),
+        chat_template=_read_template(folder / "chat_template.jinja", CheckpointError, may_lack=True),
+        own_template=_read_template(Path(config.template.path), ConfigError) if config.template.path else None,
         chain_seed=_chain_seed(config, folder),
     )
+
+
+def _read_template(path: Path, error: type[StartError], may_lack: bool = False) -> str | None:
+    if may_lack and not path.is_file():
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise error(f"{path}: {fault}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

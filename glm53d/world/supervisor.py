@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from glm53d.chat.template import Template
+from glm53d.chat.jinja import Choice, choose
 from glm53d.config import Config
 from glm53d.errors import EngineError, NotReady
-from glm53d.front.engine import Engine, EngineLimits, TextHalf
+from glm53d.front.engine import Engine, EngineLimits
 from glm53d.front.health import Health, State
+from glm53d.front.prompt import TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
@@ -61,17 +62,21 @@ def run(config: Config) -> int:
     """Serve until a signal (exit code 0) or until the ranks fail (1). Raises StartError before anything is started."""
     checkpoint = read_checkpoint(config)
     vocab = Vocab.load(checkpoint.tokenizer)
+    template = choose(
+        vocab.added, checkpoint.chat_template, checkpoint.own_template, literal=config.template.literal_control_tokens
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, checkpoint, vocab).live())
+        return runner.run(Daemon(config, checkpoint, vocab, template).live())
 
 
 class Daemon:
     """One start of glm53d."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, vocab: Vocab):
+    def __init__(self, config: Config, checkpoint: Checkpoint, vocab: Vocab, template: Choice):
         self._config = config
         self._checkpoint = checkpoint
         self._vocab = vocab
+        self._template = template
         parallel = config.parallel
         self._channels = Channels.create(
             secrets.randbits(63), parallel.tp_size, parallel.attn_dp_size, config.world.ring_bytes
@@ -136,10 +141,12 @@ class Daemon:
         return tell
 
     def _load_text(self) -> TextHalf:
-        encoder = Encoder(self._checkpoint.tokenizer, self._vocab, self._config.text.threads)
-        template = Template(self._vocab.added)
-        page_size = self._config.kv.page_size
-        return TextHalf(encoder, template, page_size, self._hash_key, self._checkpoint.chain_seed)
+        config, checkpoint = self._config, self._checkpoint
+        encoder = Encoder(checkpoint.tokenizer, self._vocab, config.text.threads, config.text.cache_tokens)
+        return TextHalf(
+            encoder, self._template, config.template.strip_lines, config.kv.page_size, self._hash_key,
+            checkpoint.chain_seed,
+        )  # fmt: skip
 
     async def _open(self, engine: Engine, text: "asyncio.Future[TextHalf]") -> None:
         """All ranks have loaded: take their limits, and accept work. [R3]"""

@@ -135,8 +135,8 @@ void bind_front(nb::module_& m) {
            "All since the last take(), when fileno() is readable: for each stream one tuple\n"
            "(handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
            "pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;\n"
-           "else None. text, reasoning and ids (int32) come with the finish of a collected request; of a stream only\n"
-           "text does, if its thinking has turned out to be its content. A record that is no output comes as\n"
+           "else None; with it all ids (int32). text and reasoning come with the finish of a collected request; of a\n"
+           "stream only text does, if its thinking has turned out to be its content. A record that is no output comes as\n"
            "(0, b'', [], payload, b'', b'', b'', its type, 0).")
       .def("fileno", &Pump::fileno, "An eventfd, readable when there is something to take, and when writer_gone turns.")
       .def("stats", &stats, "Counts since the start, by name: see PumpStats.")

@@ -31,10 +31,8 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
     const Phase phase = arriving_;
     if (id < first_marked_ || !mark(id, bytes.size())) raw_ += bytes;
     reasoning_tokens_ += arriving_ == kReasoning;
-    if (spec_.with_ids || !streamed()) {
-      ids_.push_back(id);
-      ids_reasoning_ += phase == kReasoning;
-    }
+    ids_.push_back(id);
+    ids_reasoning_ += phase == kReasoning;
   }
   release(raw_.size() - std::min(held_bytes, raw_.size()));
   return unknown;
@@ -127,8 +125,7 @@ size_t OutState::write_frames(std::string& out) {
   size_t num_frames = 0;
   for (const Phase phase : {kReasoning, kContent}) {
     const Frame& frame = phase == kReasoning && spec_.reasoning ? *spec_.reasoning : *spec_.content;
-    const std::span all(ids_);
-    const auto ids = phase == kReasoning ? all.first(ids_reasoning_) : all.subspan(ids_reasoning_);
+    const std::span<const int32_t> ids = spec_.with_ids ? unframed_ids(phase) : std::span<const int32_t>{};
     const bool has_frame = !(text_[phase].empty() && ids.empty()) && !(phase == kContent && holds_content());
     const bool begins = phase == (spec_.starts_in_reasoning ? kReasoning : kContent);
     if (entered_[phase] == Entered::kNo && (has_frame || begins)) {
@@ -148,9 +145,15 @@ size_t OutState::write_frames(std::string& out) {
       entered_[phase] = Entered::kLeft;
     }
   }
-  ids_.clear();
-  ids_reasoning_ = 0;
+  num_framed_ids_ = ids_.size();
   return num_frames;
+}
+
+std::span<const int32_t> OutState::unframed_ids(Phase phase) const noexcept {
+  const size_t begin = phase == kReasoning ? 0 : ids_reasoning_;
+  const size_t end = phase == kReasoning ? ids_reasoning_ : ids_.size();
+  const size_t first = std::clamp(num_framed_ids_, begin, end);
+  return std::span(ids_).subspan(first, end - first);
 }
 
 void OutState::write_pieces(std::string& out) {

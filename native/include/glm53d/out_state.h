@@ -66,6 +66,7 @@ class OutState {
   std::string_view content() const noexcept { return streamed() ? answer_ : text_[kContent]; }
   // Of a collected request.
   std::string_view reasoning() const noexcept { return text_[kReasoning]; }
+  // Of any request all: what a later turn brings back as text is encoded in these. [R52]
   std::span<const int32_t> ids() const noexcept { return ids_; }
 
   uint32_t reasoning_tokens() const noexcept { return reasoning_tokens_; }
@@ -88,6 +89,7 @@ class OutState {
   void append_text(Append&& append);
   bool in_pieces() const noexcept { return leaving_ == kPython || spec_.all_python; }
   bool holds_content() const noexcept;
+  std::span<const int32_t> unframed_ids(Phase phase) const noexcept;
 
   const ByteVocab* vocab_;
   const Markup* markup_;
@@ -104,8 +106,9 @@ class OutState {
   std::string thoughts_;      // of a streamed request in reasoning: all of it
   std::string answer_;
   bool finished_ = false;
-  std::vector<int32_t> ids_;  // not yet framed, both phases
+  std::vector<int32_t> ids_;  // all that came: the ledger of the request's output
   size_t ids_reasoning_ = 0;  // that many at the front of ids_ are reasoning's
+  size_t num_framed_ids_ = 0;
   uint32_t reasoning_tokens_ = 0;
 };
 

@@ -1,0 +1,86 @@
+"""The text half of a request: a job becomes ids and page hashes, in one job of the text pool. [R16] [R18] [R19]"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm53d._native import page_hashes
+from glm53d.chat.conversation import Conversation
+from glm53d.chat.jinja import Choice
+from glm53d.chat.stable import without_lines
+from glm53d.errors import ContextTooLong, InvalidRequest
+from glm53d.front.job import Job
+from glm53d.text.encode import Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the leader is sent of a prompt, and what main remembers of it."""
+
+    ids: np.ndarray  # int32
+    hashes: np.ndarray  # of each full page, [n, 2] uint64
+    rendered_ns: int  # when the template was done, 0: there was none
+    num_cut: int = 0  # tokens cut off its beginning
+
+
+@dataclass(frozen=True, slots=True)
+class TextHalf:
+    """What turns a job into ids: made once at start, used by the text pool's threads."""
+
+    encoder: Encoder
+    choice: Choice  # of a template
+    strip_lines: tuple[str, ...]
+    page_size: int
+    hash_key: bytes
+    chain_seed: bytes  # 16 bytes, from what makes pages interchangeable [R19]
+
+    def prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
+        """The prompt of a job, at most `longest` tokens.
+
+        A raw one that is longer loses its beginning if may_truncate; a chat never does. Raises InvalidRequest, and
+        ContextTooLong before anything is hashed or taken up.
+        """
+        rendered_ns = num_cut = 0
+        if job.ids is not None:
+            ids = job.ids
+        elif job.text is not None:
+            ids = self.encoder.encode_text(job.text)
+        else:
+            assert job.conversation is not None
+            segments = self._segments(job.conversation)
+            rendered_ns = time.monotonic_ns()
+            ids = self.encoder.encode_segments(segments)
+        if len(ids) == 0:
+            raise InvalidRequest("The prompt is empty.")
+        if len(ids) > longest:
+            if job.conversation is not None or not may_truncate:
+                raise ContextTooLong(f"The prompt has {len(ids)} tokens; at most {longest} fit.")
+            num_cut = len(ids) - longest
+            ids = ids[num_cut:]
+        seed = job.routing.chain_seed(self.chain_seed)
+        return Prompt(ids, page_hashes(ids, self.page_size, self.hash_key, seed), rendered_ns, num_cut)
+
+    def encode(self, prompt: Conversation | str) -> np.ndarray:
+        """The ids that a request with this prompt has: of a chat, or of a raw text."""
+        if isinstance(prompt, str):
+            return self.encoder.encode_text(prompt)
+        return self.encoder.encode_segments(self._segments(prompt))
+
+    def decode(self, ids: np.ndarray, skip_special: bool) -> str:
+        """The text of ids."""
+        return self.encoder.decode(ids, skip_special=skip_special)
+
+    def describe(self) -> dict[str, object]:
+        """What is used, and how well the cache of texts does; for /server_info."""
+        return {
+            "encoder": self.encoder.backend,
+            "template": self.choice.kind,
+            "literal_control_tokens": self.choice.literal,
+            "cache": self.encoder.stats(),
+        }
+
+    def _segments(self, conv: Conversation) -> list[str | int]:
+        conv = without_lines(conv, self.strip_lines)
+        template = self.choice.template
+        return self.encoder.split(template.render_text(conv)) if self.choice.literal else template.render(conv)
