@@ -119,7 +119,7 @@ class Engine:
         self.vocab = vocab
         self.models = models
         self.defaults = defaults  # sampling defaults of the checkpoint
-        self.table = Table(config.server.max_requests)
+        self.table = Table(config.server.max_requests + 1)  # one is reserved for the health probe [R4]
         self.limits = EngineLimits(0, 0)
         self.is_open = False  # open() was called: the ranks have loaded
         self._health = health
@@ -167,8 +167,8 @@ class Engine:
         """
         if not self._health.accepts_work:
             raise NotReady(f"No work is accepted: the server is {self._health.state.value}.")
-        if self._health.num_waiting() >= (most := self.config.scheduler.max_waiting_requests):
-            raise Overloaded(f"{most} requests are waiting, no more are taken")
+        if job.rid != PROBE_RID:
+            self._raise_if_full()
         entry = self.table.take(job)
         try:
             marks = entry.marks
@@ -194,6 +194,12 @@ class Engine:
         marks["enqueued"] = time.monotonic_ns()
         return stream
 
+    def _raise_if_full(self) -> None:
+        if len(self.table) >= (most := self.config.server.max_requests):
+            raise Overloaded(f"{most} requests are in flight, no more are taken")
+        if self._health.num_waiting() >= (most := self.config.scheduler.max_waiting_requests):
+            raise Overloaded(f"{most} requests are waiting, no more are taken")
+
     async def _send_generate(self, entry: Entry, prompt: Prompt) -> None:
         job = entry.job
         record = self._generate_record(entry, prompt)
@@ -217,7 +223,8 @@ class Engine:
         row = head[0]
         row["handle"], row["arrival_ns"] = entry.handle, job.received_ns
         row["seed"] = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1)
-        row["chain_lo"], row["chain_hi"] = np.frombuffer(self._text.chain_seed, np.uint64)
+        row["chain_lo"], row["chain_hi"] = np.frombuffer(job.routing.chain_seed(self._text.chain_seed), np.uint64)
+        row["session"] = job.routing.session_hash
         row["num_prompt_ids"], row["num_page_hashes"] = len(prompt.ids), len(prompt.hashes)
         row["num_stop_ids"], row["stop_bytes"], row["rid_bytes"] = len(stop_ids), len(stop), len(rid)
         row["flags"] = _flags(job)
@@ -225,7 +232,8 @@ class Engine:
         row["stream_interval"] = (
             self.config.output.stream_interval if job.out.is_streamed else self.config.output.plain_interval
         )
-        row["dp_rank"] = row["thinking_budget"] = row["top_logprobs"] = row["logprob_start"] = -1
+        row["dp_rank"] = -1 if job.routing.dp_rank is None else job.routing.dp_rank
+        row["thinking_budget"] = row["top_logprobs"] = row["logprob_start"] = -1
         row["cached_device"] = row["cached_host"] = row["cached_storage"] = -1
         row["repetition_penalty"] = 1.0
         for name in ("priority", "top_k", "temperature", "top_p", "min_p", "min_new_tokens"):

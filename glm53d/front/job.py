@@ -1,6 +1,7 @@
 """Job and Finish: what a dialect asks of the engine, and what it gets. Between them a Stream, see engine.py."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,26 @@ class OutSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """Where a request goes, and with whom it shares pages."""
+
+    dp_rank: int | None = None  # attention-DP rank; None: the scheduler chooses [R25]
+    session: str = ""  # equal for all requests of one agent's session: a hint, never part of what is cached [R45]
+    salt: bytes = b""  # only requests of the same one share pages [R19]
+
+    def chain_seed(self, base: bytes) -> bytes:
+        """What the chain of page hashes starts from, 16 bytes, given that of an unsalted request."""
+        return blake2b(self.salt, key=base, digest_size=16).digest() if self.salt else base
+
+    @property
+    def session_hash(self) -> int:
+        """64 bits for the record, 0: none."""
+        if not self.session:
+            return 0
+        return int.from_bytes(blake2b(self.session.encode(errors="surrogateescape"), digest_size=8).digest())
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One request of no dialect. Exactly one of conversation, text and ids is given."""
 
@@ -76,7 +97,7 @@ class Job:
     ids: np.ndarray | None = None  # int32
     sampling: SamplingParams = SamplingParams()
     out: OutSpec = OutSpec()
-    session: str = ""
+    routing: Routing = Routing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
-from glm53d.front.engine import Engine
+from glm53d.front.engine import PROBE_RID, Engine
 from glm53d.front.job import Finish, Job
 from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
@@ -60,8 +60,8 @@ def choose_rid(request: web.Request, given: str | None) -> str:
     rid, where = (given, "rid") if given is not None else (request.headers.get("X-Request-Id"), "X-Request-Id")
     if rid is None:
         rid = uuid.uuid4().hex
-    elif not _RID.fullmatch(rid):
-        raise InvalidRequest(f"`{where}` must be 1 to 128 visible ASCII characters.", where)
+    elif not _RID.fullmatch(rid) or rid == PROBE_RID:
+        raise InvalidRequest(f"`{where}` must be 1 to 128 visible ASCII characters, and not {PROBE_RID}.", where)
     request[RID] = rid
     return rid
 

@@ -15,6 +15,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Frame, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.openai_completions import to_ids
+from glm53d.server.routing import DpRank, routing
 from glm53d.server.sampling import Count, Int32, SamplingFields, TokenId, not_served, refuse_not_served, to_sampling
 
 
@@ -34,6 +35,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     rid: str | None = None
     priority: Int32 | None = None
+    data_parallel_rank: DpRank | None = None  # two names of one choice
+    routed_dp_rank: DpRank | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    prompt_cache_key: str | None = None
 
     return_logprob: Annotated[Json, not_served(False)] = None
     logprob_start_len: Annotated[Json, not_served(-1)] = None
@@ -47,13 +53,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     lora_path: Annotated[Json, not_served()] = None
     session_params: Annotated[Json, not_served()] = None
     custom_logit_processor: Annotated[Json, not_served()] = None
-    data_parallel_rank: Annotated[Json, not_served()] = None
-    routed_dp_rank: Annotated[Json, not_served()] = None
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
     bootstrap_room: Annotated[Json, not_served()] = None
-    cache_salt: Annotated[Json, not_served("")] = None
-    extra_key: Annotated[Json, not_served("")] = None
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
@@ -87,6 +89,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         text=req.text,
         ids=None if req.input_ids is None else to_ids(req.input_ids, engine.vocab.size, "input_ids"),
         sampling=sampling,
+        routing=routing(request, req),
         out=OutSpec(
             content=_FRAME if req.stream else None,
             with_ids=True,

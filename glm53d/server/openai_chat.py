@@ -24,6 +24,7 @@ from glm53d.server.openai_common import (
     openai_sampling,
     usage_object,
 )
+from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
 
 _ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
@@ -145,6 +146,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         received_ns=received_ns,
         conversation=conversation,
         sampling=sampling,
+        routing=routing(request, req),
         out=OutSpec(
             content=chunks.frame(b'"delta":{"content":"', end) if req.stream else None,
             reasoning=chunks.frame(b'"delta":{"reasoning_content":"', end) if req.stream else None,

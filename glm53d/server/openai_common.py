@@ -9,6 +9,7 @@ from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, SamplingParams, Usage
 from glm53d.server.body import encode
+from glm53d.server.routing import DpRank
 from glm53d.server.sampling import Count, Int32, SamplingFields, not_served, refuse_not_served, to_sampling
 
 
@@ -29,14 +30,15 @@ class OpenAiFields(SamplingFields, kw_only=True):
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     priority: Int32 | None = None
+    data_parallel_rank: DpRank | None = None  # two names of one choice
+    routed_dp_rank: DpRank | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    prompt_cache_key: str | None = None
 
-    data_parallel_rank: Annotated[Json, not_served()] = None
-    routed_dp_rank: Annotated[Json, not_served()] = None
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
     bootstrap_room: Annotated[Json, not_served()] = None
-    cache_salt: Annotated[Json, not_served("")] = None
-    extra_key: Annotated[Json, not_served("")] = None
     lora_path: Annotated[Json, not_served()] = None
     session_params: Annotated[Json, not_served()] = None
     prompt_logprobs: Annotated[Json, not_served(0)] = None

@@ -16,6 +16,7 @@ from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.openai_common import Chunks, OpenAiFields, finish_fields, openai_sampling, usage_object
+from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
 
 
@@ -53,6 +54,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         text=text,
         ids=ids,
         sampling=sampling,
+        routing=routing(request, req),
         out=OutSpec(
             content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if req.stream else None,
             skip_special_tokens=req.skip_special_tokens is not False,

@@ -153,7 +153,7 @@ class Daemon:
         rows = self._ends.board.ranks()
         longest = int(rows["max_req_input_len"].min())
         half = await text
-        pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, self._config.server.max_requests)
+        pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, engine.table.size)
         engine.open(self._ends, half, pump, EngineLimits(longest, longest + 1), self._channels.describe())
         gc.collect()
         gc.freeze()

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from glm53d.config import Config, Engine, Model, Server
+from glm53d.config import Config, Engine, Model, Parallel, Server
 from glm53d.server.app import serve
 from tests.helpers.fake_engine import FakeEngine
 
@@ -84,10 +84,15 @@ def raw_post(path: str, body: dict, version: str = "1.1") -> bytes:
 
 @asynccontextmanager
 async def client_of_fake_engine(
-    engine: Engine | None = None, model: Model | None = None, **server: Any
+    engine: Engine | None = None, model: Model | None = None, parallel: Parallel | None = None, **server: Any
 ) -> AsyncIterator[Client]:
-    """A client of a fresh server; [engine] and [model] of its config, and by keyword fields of [server]."""
-    config = Config(server=Server(port=0, **server), engine=engine or Engine(), model=model or Model())
+    """A client of a fresh server; whole sections of its config, and by keyword fields of [server]."""
+    config = Config(
+        server=Server(port=0, **server),
+        engine=engine or Engine(),
+        model=model or Model(),
+        parallel=parallel or Parallel(),
+    )
     fake = FakeEngine(config)
     http = await serve(fake, config)
     try:
