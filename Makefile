@@ -67,7 +67,7 @@ test-sanitized: venv
 	$(call native-tests,test-tsan,-DGLM53D_SANITIZE=thread)
 
 bench: venv
-	$(BIN)/python bench/e2e.py --config conf/sim.toml $(ARGS)
+	$(BIN)/python -m bench.e2e $(ARGS)
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
