@@ -49,6 +49,9 @@ class Metrics:
         )
         self._finished = counter("glm53d_generations", "Generations that ended, by reason.", "endpoint", "reason")
         self._failed = counter("glm53d_stream_errors", "Streams that ended with an error event.", "endpoint")
+        self._dropped = counter(
+            "glm53d_dropped_tool_calls", "Calls by the model of tools that the request does not have.", "endpoint"
+        )
         tokens = counter(
             "glm53d_tokens", "Tokens of ended generations; cached is part of prompt, reasoning of completion.", "kind"
         )
@@ -65,6 +68,10 @@ class Metrics:
     def stream_error(self, endpoint: str) -> None:
         """Count a stream that ended with an error event."""
         self._failed.labels(endpoint).inc()
+
+    def dropped_calls(self, endpoint: str, count: int) -> None:
+        """Count tool calls of a generation that its client does not see."""
+        self._dropped.labels(endpoint).inc(count)
 
     def finished(
         self, endpoint: str, reason: str, *, tokens: dict[str, int], ttft_s: float | None, queue_s: float, e2e_s: float

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
 from glm53d.front.engine import PROBE_RID, Engine
@@ -27,6 +28,8 @@ log = get_logger(__name__)
 
 ANSWER_PREFIXES = ("chatcmpl", "cmpl")
 """An answer's id is one of these, a dash, and the request's rid."""
+
+MAX_TOLD_NAMES, MAX_TOLD_CHARS = 5, 40  # of the model's own words in a log line
 
 _RID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -94,10 +97,16 @@ async def plain(request: web.Request, job: Job) -> Finish:
 
 
 async def streamed(
-    request: web.Request, job: Job, *, first: bytes, last: Callable[[Finish], bytes]
+    request: web.Request,
+    job: Job,
+    *,
+    first: bytes,
+    last: Callable[[Finish], bytes],
+    frame: Callable[[list[Piece]], bytes] | None = None,
 ) -> web.StreamResponse:
     """Run a job, its frames going out as they come, between the events `first` and last(finish), then [DONE].
 
+    frame() makes events of pieces, where the job asks for any.
     Raises RequestError and NotReady while there is still a status to choose. Later errors are an event before [DONE].
     """
     service = request.app[SERVICE]
@@ -105,8 +114,8 @@ async def streamed(
     events = EventStream(request, stream, service.config.server.keepalive_s)
     try:
         await events.open(first)
-        stream.start(events.write)
         try:
+            stream.start(events.write, frame)
             finish = await stream.finished()
             end = last(finish)
             _count(request, job, finish)
@@ -117,6 +126,14 @@ async def streamed(
     finally:
         events.cut()
         service.engine.abort(stream)
+
+
+def count_dropped_calls(request: web.Request, job: Job, names: list[str]) -> None:
+    """The model has called what the request does not have; the client never sees it, so it is seen here."""
+    if names:
+        request.app[SERVICE].metrics.dropped_calls(endpoint(request), len(names))
+        told = ", ".join(repr(name[:MAX_TOLD_CHARS]) for name in names[:MAX_TOLD_NAMES])
+        log.info("%d calls of unknown tools dropped: %s", len(names), told, extra={"rid": job.rid})
 
 
 def visible(exc: Exception, rid: str | None) -> RequestError | EngineError:

@@ -1,9 +1,9 @@
 """/v1/chat/completions: schema, body -> Conversation, frames and events of a stream, Finish -> answer.
 
-A stream, in order: a chunk with the role, chunks with `reasoning_content`, chunks with `content`, one with
-`finish_reason`, one with `usage` if asked for, [DONE]. A turn that ends by itself and never closed its thinking was all
-answer: the plain answer has it as `content`; a stream has by then sent it as `reasoning_content`, and repeats it as
-`content` in the last chunk before the finish.
+A stream, in order: a chunk with the role, chunks with `reasoning_content`, chunks with `content` and `tool_calls`, one
+with `finish_reason`, one with `usage` if asked for, [DONE]. A turn that ends by itself and never closed its thinking
+was all answer: the plain answer has it as `content`; a stream has by then sent it as `reasoning_content`, and repeats
+it as `content` in the last chunk before the finish.
 """
 
 import time
@@ -13,17 +13,12 @@ import msgspec
 from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
+from glm53d.chat.events import collect
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import (
-    Chunks,
-    OpenAiFields,
-    finish_fields,
-    finish_reason,
-    openai_sampling,
-    usage_object,
-)
+from glm53d.server.openai_common import Chunks, finish_fields, openai_sampling, usage_object
+from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
 
@@ -66,7 +61,7 @@ class Message(msgspec.Struct):
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    function_call: Annotated[Json, not_served()] = None
+    function_call: FunctionCall | None = None  # the legacy form of one call
 
 
 class Thinking(msgspec.Struct):
@@ -90,7 +85,7 @@ class TemplateOptions(msgspec.Struct):
     reasoning_effort: str | None = None
 
 
-class ChatBody(OpenAiFields, kw_only=True):
+class ChatBody(ToolFields, kw_only=True):
     """The request."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
@@ -101,10 +96,6 @@ class ChatBody(OpenAiFields, kw_only=True):
     clear_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
-    tools: Annotated[Json, not_served([])] = None
-    tool_choice: Annotated[Json, not_served("none", "auto")] = None  # without tools both ask for nothing
-    functions: Annotated[Json, not_served([])] = None
-    function_call: Annotated[Json, not_served("none", "auto")] = None
     response_format: Annotated[Json, not_served({"type": "text"})] = None
     logprobs: Annotated[Json, not_served(False)] = None
     top_logprobs: Annotated[Json, not_served(0)] = None
@@ -137,10 +128,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     if req.max_completion_tokens is None:
         max_tokens = ("max_tokens", req.max_tokens)
     sampling = openai_sampling(req, max_tokens, engine)
-    conversation = to_conversation(req)
+    tools = to_tools(req)
+    conversation = to_conversation(req, tools)
+    parser = tools.parser(engine.vocab.added)
     id, created = f"chatcmpl-{rid}", int(time.time())
     chunks = Chunks(id, "chat.completion.chunk", created, model, req.with_usage)
-    end = b'"},"finish_reason":null'
+    behind = b'"},"finish_reason":null'
     job = Job(
         rid=rid,
         received_ns=received_ns,
@@ -148,32 +141,49 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         sampling=sampling,
         routing=routing(request, req),
         out=OutSpec(
-            content=chunks.frame(b'"delta":{"content":"', end) if req.stream else None,
-            reasoning=chunks.frame(b'"delta":{"reasoning_content":"', end) if req.stream else None,
+            content=chunks.frame(b'"delta":{"content":"', behind) if req.stream else None,
+            reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if req.stream else None,
             starts_in_reasoning=True,
             skip_special_tokens=req.skip_special_tokens is not False,
+            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls else (),
         ),
     )
+
+    def last_chunks(finish: Finish) -> bytes:
+        exchange.count_dropped_calls(request, job, parser.unknown)
+        deltas = [*tools.deltas(parser.finish())]
+        if finish.text:
+            deltas.append({"content": finish.text})
+        end = chunks.finish(b'"delta":{}', finish, tools.finish_reason(parser))
+        return b"".join(map(chunks.delta, deltas)) + end + chunks.usage(finish.usage)
+
     if req.stream:
         return await exchange.streamed(
             request,
             job,
-            first=chunks.choice(b'"delta":{"role":"assistant","content":""},"finish_reason":null'),
-            last=lambda finish: _last_chunks(chunks, finish),
+            first=chunks.delta({"role": "assistant", "content": ""}),
+            last=last_chunks,
+            frame=lambda pieces: b"".join(map(chunks.delta, tools.deltas(parser.feed(pieces)))),
         )
     finish = await exchange.plain(request, job)
+    turn = collect([*parser.feed([finish.text, *finish.pieces]), *parser.finish()])
+    exchange.count_dropped_calls(request, job, parser.unknown)
+    end = finish_fields(finish, tools.finish_reason(parser))
+    # "" is an empty answer; where calls take its place, or it was cut off before it, there is none.
+    content = turn.content if turn.content or end["finish_reason"] == "stop" else None
+    message = {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
     answer = {
         "id": id,
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, "message": _message(finish), **finish_fields(finish)}],
+        "choices": [{"index": 0, "message": message | tools.message_fields(turn), **end}],
         "usage": usage_object(finish.usage),
     }
     return body.json_response(body.encode(answer))
 
 
-def to_conversation(req: ChatBody) -> Conversation:
+def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
     if req.thinking is not None:
         refuse_not_served(req.thinking, "thinking")
@@ -184,6 +194,7 @@ def to_conversation(req: ChatBody) -> Conversation:
     clear = (req.clear_thinking, thinking.clear_thinking, options.clear_thinking)
     return Conversation(
         messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
+        tools=tools.in_prompt,
         reasoning_effort=_effort(req, options),
         clear_thinking=next((choice for choice in clear if choice is not None), False),
     )
@@ -218,7 +229,12 @@ def _to_message(message: Message, at: str) -> dict[str, Json]:
         if (reasoning := next((text for text in thoughts if text is not None), None)) is not None:
             out["reasoning_content"] = reasoning
         if message.tool_calls:
-            out["tool_calls"] = [_to_call(c, f"{at}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)]
+            out["tool_calls"] = [
+                _to_call(call.id, call.function, f"{at}.tool_calls[{i}].function")
+                for i, call in enumerate(message.tool_calls)
+            ]
+        elif message.function_call is not None:
+            out["tool_calls"] = [_to_call(None, message.function_call, f"{at}.function_call")]
     if role == "tool" and message.tool_call_id is not None:
         out["tool_call_id"] = message.tool_call_id
     return out
@@ -235,21 +251,9 @@ def _to_part(part: dict[str, Json], at: str) -> dict[str, Json]:
     raise InvalidRequest(f"`{at}.type` must be text or a kind of media.", f"{at}.type")
 
 
-def _to_call(call: ToolCall, at: str) -> dict[str, Json]:
-    path, arguments = f"{at}.function.arguments", call.function.arguments
+def _to_call(id: str | None, function: FunctionCall, at: str) -> dict[str, Json]:
+    path, arguments = f"{at}.arguments", function.arguments
     if isinstance(arguments, str):
         arguments = body.decode(_ARGUMENTS, arguments, path) if arguments.strip() else {}
     body.check_depth(arguments, path)
-    function = {"name": call.function.name, "arguments": arguments or {}}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _message(finish: Finish) -> dict[str, Json]:
-    """The answer's message. Of one that was cut off in its thinking there is no content."""
-    content = finish.text if finish.text or finish_reason(finish) == "stop" else None
-    return {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
-
-
-def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
-    answer = chunks.choice(b'"delta":{"content":' + body.encode(finish.text) + b'},"finish_reason":null')
-    return (answer if finish.text else b"") + chunks.finish(b'"delta":{}', finish) + chunks.usage(finish.usage)
+    return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments or {}}}

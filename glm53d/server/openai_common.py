@@ -76,14 +76,13 @@ def usage_object(usage: Usage) -> dict[str, Json]:
     }
 
 
-def finish_reason(finish: Finish) -> str:
-    """`stop`, `length`, or `abort` for one that was ended through /abort_request."""
-    return finish.reason.name.lower()
+def finish_fields(finish: Finish, stopped: str = "stop") -> dict[str, Json]:
+    """What a choice says of its end: `length`, `abort` for one that was ended through /abort_request, else `stopped`.
 
-
-def finish_fields(finish: Finish) -> dict[str, Json]:
-    """What a choice says of its end. OpenAI has no `matched_stop`: the stop string or the id that did it, else null."""
-    return {"finish_reason": finish_reason(finish), "matched_stop": finish.matched}
+    OpenAI has no `matched_stop`: the stop string or the id that did it, else null.
+    """
+    reason = finish.reason.name.lower()
+    return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched}
 
 
 class Chunks:
@@ -104,9 +103,13 @@ class Chunks:
         """Chunks that differ in one string: the choice's JSON before and after its escaped text."""
         return Frame(self._head + before, after + self._tail)
 
-    def finish(self, fields: bytes, finish: Finish) -> bytes:
-        """The chunk that says how it ended, fields as in choice()."""
-        return self.choice(fields + b"," + encode(finish_fields(finish))[1:-1])
+    def delta(self, delta: Json) -> bytes:
+        """A chunk of a chat that is going on."""
+        return self.choice(b'"delta":' + encode(delta) + b',"finish_reason":null')
+
+    def finish(self, fields: bytes, finish: Finish, stopped: str = "stop") -> bytes:
+        """The chunk that says how it ended: fields as in choice(), the others as in finish_fields()."""
+        return self.choice(fields + b"," + encode(finish_fields(finish, stopped))[1:-1])
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk, if the client asked for it."""

@@ -170,7 +170,12 @@ def call(arguments) -> dict:
     return message(role="assistant", tool_calls=[{"id": "c", "function": {"name": "f", "arguments": arguments}}])
 
 
+def tool(**function) -> dict:
+    return {"type": "function", "function": function}
+
+
 ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+NESTED = json.loads('{"a": ' * 80 + "1" + "}" * 80)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +203,11 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
         (message(role="assistant", tool_calls={}), "messages[1].tool_calls"),
         (message(role="assistant", tool_calls=[{}]), "messages[1].tool_calls[0].function"),
         (message(role="assistant", tool_calls=[{"function": {}}]), "messages[1].tool_calls[0].function.name"),
-        (message(role="assistant", function_call={"name": "f"}), "messages[1].function_call"),
+        (message(role="assistant", function_call={"arguments": "{}"}), "messages[1].function_call.name"),
+        (
+            message(role="assistant", function_call={"name": "f", "arguments": "["}),
+            "messages[1].function_call.arguments",
+        ),
         (call("[1]"), ARGUMENTS),
         (call("{"), ARGUMENTS),
         (call('{"a": NaN}'), ARGUMENTS),
@@ -207,9 +216,23 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
         (call('{"a": ' + "[" * 5000 + "]" * 5000 + "}"), ARGUMENTS),
         (call(json.loads('{"a": ' + "[" * 80 + "]" * 80 + "}")), ARGUMENTS),
         ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"messages": HI, "tools": {}}, "tools"),
+        ({"messages": HI, "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"messages": HI, "tools": [tool(name="f"), {"type": "function"}]}, "tools[1].function"),
+        *(
+            ({"messages": HI, "tools": [tool(name=n)]}, "tools[0].function.name")
+            for n in (None, 5, "", " f", "x" * 129)
+        ),
+        ({"messages": HI, "tools": [tool(name="f", parameters=[])]}, "tools[0].function.parameters"),
+        ({"messages": HI, "tools": [tool(name="f", strict=True)]}, "tools[0].function.strict"),
+        ({"messages": HI, "tools": [tool(name="f", parameters=NESTED)]}, "tools[0].function"),
+        ({"messages": HI, "tools": [tool(name="f")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": tool(name="f")}, "tool_choice"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
-        ({"messages": HI, "functions": [{"name": "f"}]}, "functions"),
+        ({"messages": HI, "functions": [{"name": 5}]}, "functions[0].name"),
+        ({"messages": HI, "functions": [{"name": "f"}], "tools": [tool(name="f")]}, "functions"),
+        ({"messages": HI, "functions": [{"name": "f"}], "function_call": {"name": "f"}}, "function_call"),
         ({"messages": HI, "top_logprobs": 100_000}, "top_logprobs"),  # F-G5
         ({"messages": HI, "reasoning_effort": "extreme"}, "reasoning_effort"),  # F-F3
         ({"messages": HI, "reasoning": {"effort": "extreme"}}, "reasoning.effort"),

@@ -1,0 +1,119 @@
+"""Tools in a chat: what the request says of them, and the model's calls as deltas of a stream or parts of a message.
+
+The legacy `functions` and `function_call` are tools under older names: one call at most, answered as `function_call`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from glm53d.chat.conversation import Json
+from glm53d.chat.events import Answer, Event, Text, ToolCallArguments, ToolCallStart
+from glm53d.chat.tools import ToolParser, functions_of
+from glm53d.errors import InvalidRequest
+from glm53d.server import body
+from glm53d.server.openai_common import OpenAiFields
+
+MAX_NAME_CHARS = 128
+
+
+class ToolFields(OpenAiFields, kw_only=True):
+    """The fields of a chat that are about tools. A tool stays as it came: the prompt shows its fields."""
+
+    tools: list[dict[str, Json]] | None = None
+    tool_choice: str | dict[str, Json] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Json]] | None = None
+    function_call: str | dict[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a request says of tools."""
+
+    in_prompt: list[dict[str, Json]] | None
+    functions: Mapping[str, Json] | None
+    """Parameters by name. None: there is no such thing as a call [F-E9]; empty: every call is dropped [F-E8]."""
+    max_calls: int | None
+    is_legacy: bool
+
+    def parser(self, added: Mapping[str, int]) -> ToolParser:
+        """A parser for one turn; added: the ids of the vocabulary's added tokens."""
+        return ToolParser(added, self.functions, self.max_calls)
+
+    def finish_reason(self, parser: ToolParser) -> str:
+        """The reason of a turn that the model itself has ended."""
+        if parser.num_calls == 0:
+            return "stop"
+        return "function_call" if self.is_legacy else "tool_calls"
+
+    def deltas(self, events: Iterable[Event]) -> Iterable[dict[str, Json]]:
+        """The deltas of a stream, one for each event that shows."""
+        for event in events:
+            match event:
+                case Text(text):
+                    yield {"content": text}
+                case ToolCallStart(index, id, name):
+                    function = {"name": name, "arguments": ""}
+                    yield self._call_delta({"index": index, "id": id, "type": "function", "function": function})
+                case ToolCallArguments(index, text):
+                    yield self._call_delta({"index": index, "function": {"arguments": text}})
+
+    def message_fields(self, answer: Answer) -> dict[str, Json]:
+        """What a plain answer's message says of calls; nothing when there is none."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+        if not calls:
+            return {}
+        return {"function_call": calls[0]["function"]} if self.is_legacy else {"tool_calls": calls}
+
+    def _call_delta(self, call: dict[str, Json]) -> dict[str, Json]:
+        return {"function_call": call["function"]} if self.is_legacy else {"tool_calls": [call]}
+
+
+def to_tools(fields: ToolFields) -> Tools:
+    """What a request says of tools, checked. Raises InvalidRequest with the path of the wrong field."""
+    is_legacy = bool(fields.functions)
+    if is_legacy and fields.tools:
+        raise InvalidRequest("`functions` are `tools` under an older name; only one of them may be given.", "functions")
+    is_off = [
+        _is_off(choice, name)
+        for name, choice in (("tool_choice", fields.tool_choice), ("function_call", fields.function_call))
+    ]
+    tools = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
+    for i, tool in enumerate(tools):
+        _check(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy)
+    max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
+    if not tools:
+        return Tools(None, None, None, is_legacy=False)
+    if any(is_off):
+        return Tools(None, {}, max_calls, is_legacy)
+    return Tools(tools, functions_of(tools), max_calls, is_legacy)
+
+
+def _is_off(choice: str | dict[str, Json] | None, param: str) -> bool:
+    if choice not in (None, "auto", "none"):
+        raise InvalidRequest(f"`{param}` other than none and auto is not supported.", param)
+    return choice == "none"
+
+
+def _check(tool: dict[str, Json], at: str, is_legacy: bool) -> None:
+    if tool.get("type") != "function":
+        raise InvalidRequest(f"`{at}.type` must be function.", f"{at}.type")
+    function = tool.get("function")
+    at = at if is_legacy else f"{at}.function"
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"`{at}` must be an object.", at)
+    name = function.get("name")
+    # What the model writes as a name is stripped: any other name could not be called.
+    if not isinstance(name, str) or not name or name != name.strip() or len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(
+            f"`{at}.name` must be a string of 1 to {MAX_NAME_CHARS} characters without white space around it.",
+            f"{at}.name",
+        )
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(f"`{at}.parameters` must be an object.", f"{at}.parameters")
+    if function.get("strict") not in (None, False):
+        raise InvalidRequest(f"`{at}.strict` is not supported.", f"{at}.strict")
+    body.check_depth(function, at)
