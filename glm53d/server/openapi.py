@@ -59,7 +59,7 @@ def document(routes: Sequence[Route]) -> bytes:
 def _operation(route: Route, ref_of: dict[type, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
-        "summary": (getdoc(route.handler) or "").partition("\n")[0],
+        "summary": _summary(route),
         "responses": {
             "200": {"description": "The answer; server-sent events where a stream was asked for."},
             "default": {
@@ -79,3 +79,10 @@ def _operation(route: Route, ref_of: dict[type, Any]) -> dict[str, Any]:
             "content": {"application/json": {"schema": ref_of[route.body]}},
         }
     return operation
+
+
+def _summary(route: Route) -> str:
+    """The first line of the handler's docstring, without the words that only readers of the code need."""
+    line = (getdoc(route.handler) or "").partition("\n")[0]
+    what = re.sub(r"^Handle (GET |POST |HEAD )?\S+?[.:]? |\s*[\[(][RF]-?\w+[\])]", "", line + " ").strip()
+    return what or f"{route.method} {route.path}"

@@ -25,7 +25,10 @@ MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
 def not_served(*neutral: Json) -> Meta:
     """Mark a field that clients know and we do not serve: any value but null and these is refused by its name."""
     # With their types: true equals 1 and is no number a client may mean. typing would even merge two such Metas.
-    return Meta(extra={"neutral": tuple((type(value), value) for value in neutral)})
+    return Meta(
+        description=" or ".join(["Not served: null", *(msgspec.json.encode(value).decode() for value in neutral)]),
+        extra={"neutral": tuple((type(value), value) for value in neutral)},
+    )
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
