@@ -324,6 +324,13 @@ class Pump:
     def corrupt(self) -> bool:
         """writer_gone, because what lies in the ring cannot be read."""
 
+def cut(slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], max_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ignore_eos: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], is_eos: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None, 2))]:
+    """
+    Where each row's block of tokens ends: int32 [n, 2] of (count, verdict). [R38]
+
+    Behind the first end-of-turn id (verdict 1), or where max_output is reached (2); else the whole block (0).
+    """
+
 class TokenLog:
     """
     The ids of each slot's request, prompt and output. One owner, one thread.
@@ -334,15 +341,21 @@ class TokenLog:
     def reset(self, slot: int, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """A new request takes the slot; ids are all it has so far."""
 
-    def append(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-        """One step's tokens: ids[i, :counts[i]] go to slots[i]. All or nothing."""
+    def advance(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], seq_len: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], num_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        One step's tokens: ids[i, :counts[i]] go to slots[i], whose seq_len and num_output grow. All or nothing.
+
+        Returns how many there were.
+        """
 
     def get(self, slot: int, start: int = 0) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """A copy of the slot's ids from start on."""
 
-    def tails(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+    def leaving(self, slots: NDArray, num_output: NDArray, sent: NDArray, interval: NDArray, heads: NDArray, now_ns: int, all: bool) -> tuple[NDArray, NDArray, NDArray]:
         """
-        The last counts[i] ids of each slots[i], one after the other: what the throttle has not sent.
+        Output records of those slots whose unsent ids should leave now: (slots, heads uint8 [n, record], ids of all).
+
+        The first token at once, then every interval tokens; with all, whatever is unsent, and a head even for none.
         """
 
     def length(self, slot: int) -> int: ...

@@ -61,8 +61,7 @@ class World:
         given = time.thread_time_ns()
         results.apply(sched, batch, result, given)
         applied = time.thread_time_ns()
-        due = sched.throttle.due(sched.decoding_slots())
-        sched.throttle.records(due)
+        due, _, _ = sched.throttle.due(sched.decoding_slots())
         sched.throttle.mark_sent(due)
         sent = time.thread_time_ns()
         for part, spent in zip(PARTS, (planned - start, applied - given, sent - applied), strict=True):

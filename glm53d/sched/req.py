@@ -55,6 +55,11 @@ class Req:
     queue_ns: int = 0
     admitted_ns: int = 0
 
+    @property
+    def has_stops(self) -> bool:
+        """Stop ids or stop strings of its own."""
+        return len(self.stop_ids) > 0 or len(self.stop_strings) > 0
+
     def become(self, state: ReqState) -> None:
         """The one way to change state."""
         assert state in NEXT[self.state], f"request {self.handle:#x}: {self.state.name} -> {state.name}"
@@ -105,11 +110,13 @@ class Slots:
         self.ignore_eos = np.zeros(max_slots, bool)
         self.has_stop_ids = np.zeros(max_slots, bool)
         self.has_stop_strings = np.zeros(max_slots, bool)
+        self.num_with_stops = 0  # running requests with either: while 0, nobody looks
         self.num_pages = np.zeros(max_slots, np.int64)
         self.table = np.zeros((max_slots, 64), np.int32)  # page numbers; columns double on need
         self.sent = np.zeros(max_slots, np.int64)
         self.interval = np.ones(max_slots, np.int64)
         self.out_heads = np.zeros(max_slots, OUTPUT)  # each slot's next output record, kept up to date
+        self.out_head_bytes = self.out_heads.view(np.uint8).reshape(max_slots, OUTPUT.itemsize)  # the same memory
         self.reqs: list[Req | None] = [None] * max_slots
         self._free = list(range(max_slots - 1, -1, -1))
 
@@ -130,6 +137,7 @@ class Slots:
         self.ignore_eos[slot] = bool(int(head["flags"]) & IGNORE_EOS)
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
         self.has_stop_strings[slot] = len(req.stop_strings) > 0
+        self.num_with_stops += req.has_stops
         self.num_pages[slot] = 0
         self.interval[slot] = max(1, int(head["stream_interval"]))
         self.out_heads[slot] = out_head(req)
@@ -139,6 +147,7 @@ class Slots:
     def release(self, req: Req) -> None:
         """Take the slot back; its pages are already gone."""
         self.reqs[req.slot] = None
+        self.num_with_stops -= req.has_stops
         self._free.append(req.slot)
         req.slot = -1
 

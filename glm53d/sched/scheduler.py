@@ -82,6 +82,24 @@ class Counters:
     books_checked: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Columns of a Batch that stay the same while the same requests decode. int32, never written to."""
+
+    dp_rank: np.ndarray
+    extend_len: np.ndarray
+    flags: np.ndarray
+    input_ids: np.ndarray
+
+    @classmethod
+    def make(cls, per_rank: list[int]) -> "DecodeRows":
+        """For so many decoding requests of each attention-DP rank."""
+        num = sum(per_rank)
+        dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
+        flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
+        return cls(dp_rank, np.ones(num, np.int32), flags, np.full(num, -1, np.int32))
+
+
 class Scheduler:
     """Plans one step at a time for all ranks."""
 
@@ -107,6 +125,7 @@ class Scheduler:
         self._waiting_tokens = 0
         self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
+        self._decode_rows = DecodeRows.make([0])
         self._inits: list[Req] = []
         self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
 
@@ -201,9 +220,10 @@ class Scheduler:
         return self._build(decode, chunks)
 
     def decoding_slots(self) -> np.ndarray:
-        """Slots of decoding requests, ordered by rank."""
+        """Slots of decoding requests, ordered by rank. Changes only when one begins or ends to decode."""
         if self._decode_slots is None:
             self._decode_slots = np.array([slot for rank in self.ranks for slot in rank.decoding], np.int32)
+            self._decode_rows = DecodeRows.make([len(rank.decoding) for rank in self.ranks])
         return self._decode_slots
 
     def _grow_tables(self) -> None:
@@ -245,38 +265,39 @@ class Scheduler:
         slots = self.slots
         self.step += 1
         batch = Batch(self.step, self.world_id)
-        num_decode = len(decode)
-        slot = np.concatenate([decode, np.array([req.slot for req, _ in chunks], np.int32)]) if chunks else decode
-        extend = np.ones(len(slot), np.int32)
-        flags = np.full(len(slot), ROW_SAMPLE | ROW_FEED, np.int32)
-        ids = [np.full(num_decode, -1, np.int32)]
-        for i, (req, num_tokens) in enumerate(chunks, num_decode):
-            start = int(slots.prefix_len[req.slot])
-            extend[i] = num_tokens
-            flags[i] = ROW_SAMPLE if start + num_tokens == len(req.tokens) else 0
-            ids.append(req.tokens[start : start + num_tokens])
-        batch.row_slot, batch.row_extend_len, batch.row_flags = slot, extend, flags
-        batch.row_prefix_len = slots.prefix_len[slot].astype(np.int32)
-        batch.input_ids = np.concatenate(ids) if chunks else ids[0]
-        batch.row_dp_rank = np.zeros(len(slot), np.int32)
+        rows = self._decode_rows
+        batch.row_slot, batch.row_dp_rank = decode, rows.dp_rank
+        batch.row_extend_len, batch.row_flags, batch.input_ids = rows.extend_len, rows.flags, rows.input_ids
+        if chunks:
+            self._add_chunks(batch, chunks)
+        batch.row_prefix_len = slots.prefix_len[batch.row_slot].astype(np.int32)
         if len(self.ranks) > 1:
-            self._sort_rows(batch)
-        batch.dp_num_tokens = np.bincount(
-            batch.row_dp_rank, weights=batch.row_extend_len, minlength=len(self.ranks)
-        ).astype(np.int32)
+            num_tokens = np.bincount(batch.row_dp_rank, weights=batch.row_extend_len, minlength=len(self.ranks))
+            batch.dp_num_tokens = num_tokens.astype(np.int32)
+        else:
+            batch.dp_num_tokens = np.array([batch.num_tokens], np.int32)
         self._add_changes(batch)
         return batch
 
-    def _sort_rows(self, batch: Batch) -> None:
-        dp_rank = np.array([self.slots.reqs[s].dp_rank for s in batch.row_slot], np.int32)
-        order = np.argsort(dp_rank, kind="stable")
-        starts = np.cumsum(batch.row_extend_len) - batch.row_extend_len
-        batch.input_ids = np.concatenate(
-            [batch.input_ids[starts[i] : starts[i] + batch.row_extend_len[i]] for i in order]
-        )
-        batch.row_dp_rank = dp_rank[order]
-        for name in ("row_slot", "row_extend_len", "row_flags", "row_prefix_len"):
-            setattr(batch, name, getattr(batch, name)[order])
+    def _add_chunks(self, batch: Batch, chunks: list[tuple[Req, int]]) -> None:
+        """Prompt rows behind the decode rows; then, with several ranks, all of them in order of rank."""
+        ids, columns = [batch.input_ids], []
+        for req, num_tokens in chunks:
+            start = int(self.slots.prefix_len[req.slot])
+            flags = ROW_SAMPLE if start + num_tokens == len(req.tokens) else 0
+            columns.append((req.slot, req.dp_rank, num_tokens, flags))
+            ids.append(req.tokens[start : start + num_tokens])
+        rows = np.array(columns, np.int32)
+        for i, name in enumerate(("row_slot", "row_dp_rank", "row_extend_len", "row_flags")):
+            setattr(batch, name, np.concatenate([getattr(batch, name), rows[:, i]]))
+        batch.input_ids = np.concatenate(ids)
+        if len(self.ranks) > 1:
+            order = np.argsort(batch.row_dp_rank, kind="stable")
+            ends = np.cumsum(batch.row_extend_len)
+            starts = ends - batch.row_extend_len
+            batch.input_ids = np.concatenate([batch.input_ids[starts[i] : ends[i]] for i in order])
+            for name in ("row_slot", "row_dp_rank", "row_extend_len", "row_flags"):
+                setattr(batch, name, getattr(batch, name)[order])
 
     def _add_changes(self, batch: Batch) -> None:
         """Put what ranks must know before the step into the batch: new slots' parameters, new pages in tables."""

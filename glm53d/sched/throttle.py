@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from glm53d._native import TokenLog
-from glm53d.ipc.records import FinishReason
+from glm53d.ipc.records import OUTPUT, FinishReason
 from glm53d.sched.req import Req, Slots, out_head
 
 
@@ -25,22 +25,17 @@ class Throttle:
         # (head [1], ids, error) of requests that have left their slot
         self._last: deque[tuple[np.ndarray, np.ndarray, bytes]] = deque()
 
-    def due(self, slots: np.ndarray) -> np.ndarray:
-        """Those of the given slots whose unsent ids should leave now."""
-        s = self._slots
-        unsent = s.num_output[slots] - s.sent[slots]
-        return slots[(unsent >= s.interval[slots]) | ((s.sent[slots] == 0) & (unsent > 0))]
+    def due(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Output records of those slots whose unsent ids should leave now. mark_sent() says which of them left.
 
-    def records(self, due: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Output records of due slots: (heads [n] OUTPUT, ids int32 flat). mark_sent() says which of them left."""
+        Returns:
+            slots [n] int32; heads [n, itemsize] uint8, an OUTPUT each; ids int32, of all heads one after the other.
+        """
+        return self._leaving(slots, all=False)
+
+    def _leaving(self, slots: np.ndarray, *, all: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         s = self._slots
-        sent, total = s.sent[due], s.num_output[due]
-        heads = s.out_heads[due]
-        heads["token_offset"] = sent
-        heads["num_ids"] = total - sent
-        heads["num_output_ids"] = total
-        heads["last_token_ns"] = self.now_ns
-        return heads, self._log.tails(due, (total - sent).astype(np.int32))
+        return self._log.leaving(slots, s.num_output, s.sent, s.interval, s.out_head_bytes, self.now_ns, all)
 
     def mark_sent(self, due: np.ndarray) -> None:
         """The records of these slots are in the ring."""
@@ -48,7 +43,7 @@ class Throttle:
 
     def finish(self, req: Req, reason: FinishReason, *, matched_id: int = -1, matched_stop: int = -1) -> None:
         """A running request's last record, with all that is unsent. Only a match keeps text back for ever. [R38]"""
-        heads, ids = self.records(np.array([req.slot], np.int32))
+        heads, ids = self._all_of(req)
         heads["finish_reason"], heads["matched_id"], heads["matched_stop"] = reason, matched_id, matched_stop
         if matched_stop < 0:
             heads["held_bytes"] = 0
@@ -56,10 +51,13 @@ class Throttle:
 
     def flush(self, req: Req) -> None:
         """Everything unsent of a running request that loses its slot."""
-        due = np.array([req.slot], np.int32)
         if self._slots.sent[req.slot] < self._slots.num_output[req.slot]:
-            self._last.append((*self.records(due), b""))
-            self.mark_sent(due)
+            self._last.append((*self._all_of(req), b""))
+            self._slots.sent[req.slot] = self._slots.num_output[req.slot]
+
+    def _all_of(self, req: Req) -> tuple[np.ndarray, np.ndarray]:
+        _, heads, ids = self._leaving(np.array([req.slot], np.int32), all=True)
+        return heads.view(OUTPUT)[:, 0], ids
 
     def finish_unadmitted(self, req: Req, reason: FinishReason, message: str = "") -> None:
         """The only record of a request that never ran, or is waiting."""

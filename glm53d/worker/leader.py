@@ -20,6 +20,7 @@ log = logs.get_logger(__name__)
 
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
+BOOKS_EVERY_NS = 1_000_000_000  # the books are checked when idle, but not after each of many short requests
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +35,12 @@ class Leader:
     stopping: bool = False
     answers: deque[bytes] = field(default_factory=deque)  # control results that wait for room in the output ring
     last_step_ns: int = 0
-    _books_at: tuple[int, int] = (-1, -1)
+    _books_at: tuple[int, int] = (-1, -1)  # step and aborts when the books were last checked
+    _books_due_ns: int = 0
+    _rows: np.ndarray = field(init=False)  # [attn_dp_size] LOAD_ROW: the board's load rows
+
+    def __post_init__(self) -> None:
+        self._rows = np.zeros(len(self.sched.ranks), LOAD_ROW)
 
     def run(self) -> None:
         """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
@@ -87,7 +93,8 @@ class Leader:
     def run_step(self, batch: Batch) -> None:
         """Publish the step to every rank, run our share, gather what was sampled, and apply it."""
         start = time.monotonic_ns()
-        self.show_load(step_start_ns=start)
+        self._rows["step_start_ns"] = start
+        self._write_rows()
         if self.ends.batches is not None:
             self.publish(RecordType.BATCH, batch.encode())
         self.runner.launch(batch)
@@ -134,38 +141,43 @@ class Leader:
                 break
             last.popleft()
         if not last:
-            due = throttle.due(self.sched.decoding_slots())
+            due, heads, ids = throttle.due(self.sched.decoding_slots())
             if len(due):
-                heads, ids = throttle.records(due)
                 sent = ring.try_append_outputs(heads, ids)
                 throttle.mark_sent(due[:sent])
         ring.publish()
 
     def on_idle(self) -> None:
-        """Nothing can run: check the books when something changed, show the load, sleep until main writes. [R31]"""
-        state = (self.sched.step, self.sched.counters.aborted)
-        if self._books_at != state:
+        """Nothing can run: check the books if something changed, show the load, sleep until main writes. [R31]"""
+        state, now = (self.sched.step, self.sched.counters.aborted), time.monotonic_ns()
+        if self._books_at != state and now >= self._books_due_ns:
             self.sched.check()
-            self._books_at = state
+            self._books_at, self._books_due_ns = state, now + BOOKS_EVERY_NS
         self.show_load()
         self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
 
-    def show_load(self, step_start_ns: int = 0) -> None:
-        """Write each attention-DP rank's row on the board. [R8]"""
-        sched, c = self.sched, self.sched.counters
+    def show_load(self) -> None:
+        """Between two steps: write each attention-DP rank's row on the board. [R8]"""
+        sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
+        decode = sched.decoding_slots()
         for i, rank in enumerate(sched.ranks):
-            row = np.zeros(1, LOAD_ROW)
             free, tree = rank.pool.num_free, rank.tree
-            row[0] = (
-                sched.step, step_start_ns, self.last_step_ns, time.monotonic_ns(),
+            end = start + len(rank.decoding)
+            evictable, in_tree = tree.evictable_pages, tree.num_pages
+            self._rows[i] = (
+                sched.step, 0, self.last_step_ns, now,
                 len(rank.decoding) + len(rank.prefilling), sched.num_waiting if i == 0 else 0,
-                int(sched.slots.seq_len[rank.decoding].sum()), sched.waiting_tokens if i == 0 else 0,
-                sched.limits.num_pages, free, tree.evictable_pages, tree.num_pages - tree.evictable_pages,
-                sched.limits.num_pages - free - tree.num_pages, tree.num_nodes,
-                c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted, c.retracted,
-                c.stale, c.books_checked,
+                sched.slots.seq_len[decode[start:end]].sum(), sched.waiting_tokens if i == 0 else 0,
+                sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
+                tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
+                c.retracted, c.stale, c.books_checked,
             )  # fmt: skip
-            self.ends.board.write_load(i, row)
+            start = end
+        self._write_rows()
+
+    def _write_rows(self) -> None:
+        for i in range(len(self._rows)):
+            self.ends.board.write_load(i, self._rows[i : i + 1])
 
 
 def padded(data: bytes) -> bytes:

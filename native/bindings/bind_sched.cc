@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "glm53d/step.h"
 #include "glm53d/stop_matcher.h"
 #include "glm53d/token_log.h"
 
@@ -23,34 +24,69 @@ void check_slot(const Table& table, int64_t slot) {
     throw nb::index_error(("slot " + std::to_string(slot) + " of " + std::to_string(table.max_slots())).c_str());
 }
 
-void append(TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts, const Array2<int32_t>& ids) {
+// Every slot of a step lies in every array that is looked up by slot.
+template <typename... Arrays>
+void check_slots(const Array1<int32_t>& slots, const Arrays&... arrays) {
+  for (const int32_t slot : view(slots))
+    if (slot < 0 || ((static_cast<size_t>(slot) >= arrays.size()) || ...)) throw nb::index_error("a slot is out of range");
+}
+
+auto cut(const Array1<int32_t>& slots, const Array2<int32_t>& ids, const Array1<int32_t>& counts,
+         const Array1<int64_t>& num_output, const Array1<int64_t>& max_output, const Array1<bool>& ignore_eos,
+         const Array1<bool>& is_eos) {
   const size_t rows = slots.size(), width = ids.shape(1);
   if (counts.size() != rows || ids.shape(0) != rows) throw nb::value_error("slots, counts and ids differ in length");
+  check_slots(slots, num_output, max_output, ignore_eos);
+  const glm53d::CutRules rules{view(num_output), view(max_output), view(ignore_eos), view(is_eos)};
+  std::vector<glm53d::Cut> cuts;
+  cuts.reserve(rows);
+  for (size_t i = 0; i < rows; ++i) {
+    const int32_t count = counts.data()[i];
+    if (count < 0 || static_cast<size_t>(count) > width) throw nb::value_error("a count is outside 0 .. width");
+    cuts.push_back(cut_block(rules, slots.data()[i], {ids.data() + i * width, static_cast<size_t>(count)}));
+  }
+  return to_numpy<int32_t, 2>(std::move(cuts));
+}
+
+nb::tuple leaving(const TokenLog& log, const Array1<int32_t>& slots, const Array1<int64_t>& num_output,
+                  const Array1<int64_t>& sent, const Array1<int64_t>& interval, const Array2<uint8_t>& heads,
+                  uint64_t now_ns, bool all) {
+  using glm53d::OutputRecord;
+  if (heads.shape(1) != sizeof(OutputRecord)) throw nb::value_error("heads are not OutputRecords");
+  const std::span records(reinterpret_cast<const OutputRecord*>(heads.data()), heads.shape(0));
+  check_slots(slots, num_output, sent, interval, records);
+  for (const int32_t slot : view(slots)) {
+    check_slot(log, slot);
+    const int64_t unsent = num_output.data()[slot] - sent.data()[slot];
+    if (unsent < 0 || static_cast<size_t>(unsent) > log.get(slot).size())
+      throw nb::value_error("more is unsent than the log has");
+  }
+  auto out = collect_leaving({view(num_output), view(sent), view(interval), records}, log, view(slots), now_ns, all);
+  return nb::make_tuple(to_numpy<int32_t>(std::move(out.slots)), to_numpy<uint8_t, sizeof(OutputRecord)>(std::move(out.heads)),
+                        to_numpy<int32_t>(std::move(out.ids)));
+}
+
+using Counts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t advance(TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts, const Array2<int32_t>& ids,
+                const Counts& seq_len, const Counts& num_output) {
+  const size_t rows = slots.size(), width = ids.shape(1);
+  if (counts.size() != rows || ids.shape(0) != rows) throw nb::value_error("slots, counts and ids differ in length");
+  check_slots(slots, seq_len, num_output);
   for (size_t i = 0; i < rows; ++i) {
     check_slot(log, slots.data()[i]);
     if (counts.data()[i] < 0 || static_cast<size_t>(counts.data()[i]) > width)
       throw nb::value_error("a count is outside 0 .. width");
   }
-  for (size_t i = 0; i < rows; ++i)
-    log.append(slots.data()[i], {ids.data() + i * width, static_cast<size_t>(counts.data()[i])});
-}
-
-std::vector<int32_t> tails(const TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts) {
-  if (counts.size() != slots.size()) throw nb::value_error("slots and counts differ in length");
-  size_t total = 0;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    check_slot(log, slots.data()[i]);
-    if (counts.data()[i] < 0 || static_cast<size_t>(counts.data()[i]) > log.get(slots.data()[i]).size())
-      throw nb::value_error("a count is outside 0 .. length");
-    total += counts.data()[i];
+  int64_t total = 0;
+  for (size_t i = 0; i < rows; ++i) {
+    const int32_t slot = slots.data()[i], count = counts.data()[i];
+    log.append(slot, {ids.data() + i * width, static_cast<size_t>(count)});
+    seq_len.data()[slot] += count;
+    num_output.data()[slot] += count;
+    total += count;
   }
-  std::vector<int32_t> out;
-  out.reserve(total);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const auto ids = log.tail(slots.data()[i], counts.data()[i]);
-    out.insert(out.end(), ids.begin(), ids.end());
-  }
-  return out;
+  return total;
 }
 
 int32_t open_stops(StopTable& table, int64_t slot, const std::vector<nb::bytes>& stops, const Array1<int32_t>& ids,
@@ -86,6 +122,12 @@ auto feed_stops(StopTable& table, const Array1<int32_t>& slots, const Array1<int
 }  // namespace
 
 void bind_sched(nb::module_& m) {
+  m.def("cut", &cut, nb::arg("slots").noconvert(), nb::arg("ids").noconvert(), nb::arg("counts").noconvert(),
+        nb::arg("num_output").noconvert(), nb::arg("max_output").noconvert(), nb::arg("ignore_eos").noconvert(),
+        nb::arg("is_eos").noconvert(),
+        "Where each row's block of tokens ends: int32 [n, 2] of (count, verdict). [R38]\n\n"
+        "Behind the first end-of-turn id (verdict 1), or where max_output is reached (2); else the whole block (0).");
+
   nb::class_<TokenLog>(m, "TokenLog", "The ids of each slot's request, prompt and output. One owner, one thread.")
       .def(nb::init<size_t>(), nb::arg("max_slots"))
       .def(
@@ -94,8 +136,10 @@ void bind_sched(nb::module_& m) {
             log.reset(slot, view(ids));
           },
           nb::arg("slot"), nb::arg("ids").noconvert(), "A new request takes the slot; ids are all it has so far.")
-      .def("append", &append, nb::arg("slots").noconvert(), nb::arg("counts").noconvert(), nb::arg("ids").noconvert(),
-           "One step's tokens: ids[i, :counts[i]] go to slots[i]. All or nothing.")
+      .def("advance", &advance, nb::arg("slots").noconvert(), nb::arg("counts").noconvert(), nb::arg("ids").noconvert(),
+           nb::arg("seq_len").noconvert(), nb::arg("num_output").noconvert(),
+           "One step's tokens: ids[i, :counts[i]] go to slots[i], whose seq_len and num_output grow. All or nothing.\n\n"
+           "Returns how many there were.")
       .def(
           "get",
           [](const TokenLog& log, int64_t slot, size_t start) {
@@ -105,13 +149,12 @@ void bind_sched(nb::module_& m) {
             return to_numpy<int32_t>(std::vector<int32_t>(ids.begin() + start, ids.end()));
           },
           nb::arg("slot"), nb::arg("start") = 0, "A copy of the slot's ids from start on.")
-      .def(
-          "tails",
-          [](const TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts) {
-            return to_numpy<int32_t>(tails(log, slots, counts));
-          },
-          nb::arg("slots").noconvert(), nb::arg("counts").noconvert(),
-          "The last counts[i] ids of each slots[i], one after the other: what the throttle has not sent.")
+      .def("leaving", &leaving, nb::arg("slots").noconvert(), nb::arg("num_output").noconvert(), nb::arg("sent").noconvert(),
+           nb::arg("interval").noconvert(), nb::arg("heads").noconvert(), nb::arg("now_ns"), nb::arg("all"),
+           nb::sig("def leaving(self, slots: NDArray, num_output: NDArray, sent: NDArray, interval: NDArray, "
+                   "heads: NDArray, now_ns: int, all: bool) -> tuple[NDArray, NDArray, NDArray]"),
+           "Output records of those slots whose unsent ids should leave now: (slots, heads uint8 [n, record], ids of all).\n\n"
+           "The first token at once, then every interval tokens; with all, whatever is unsent, and a head even for none.")
       .def(
           "length",
           [](const TokenLog& log, int64_t slot) {

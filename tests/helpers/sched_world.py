@@ -138,10 +138,10 @@ class SchedWorld:
         while last and self._room():
             head, ids, _ = last.popleft()
             self._receive(head[0], ids)
-        if not last and len(due := throttle.due(self.sched.decoding_slots())):
-            heads, ids = throttle.records(due)
+        if not last:
+            due, heads, ids = throttle.due(self.sched.decoding_slots())
             sent = at = 0
-            for head in heads:
+            for head in heads.view(OUTPUT)[:, 0] if len(heads) else ():
                 if not self._room():
                     break
                 self._receive(head, ids[at : at + int(head["num_ids"])])

@@ -66,22 +66,23 @@ def test_books_name_a_lost_page_and_one_in_two_places():
         books.check(pool, tree, np.append(owned, i32(10)))
 
 
-def test_a_token_log_appends_each_rows_accepted_ids():
-    log = TokenLog(3)
+def test_a_token_log_appends_each_rows_accepted_ids_and_the_counts_grow():
+    log, seq_len, num_output = TokenLog(3), np.array([5, 0, 2]), np.zeros(3, np.int64)
     log.reset(2, i32(1, 2))
-    log.append(i32(2, 0), i32(1, 2), np.array([[3, -1], [8, 9]], np.int32))
+    assert log.advance(i32(2, 0), i32(1, 2), np.array([[3, -1], [8, 9]], np.int32), seq_len, num_output) == 3
     assert (log.get(2).tolist(), log.get(0).tolist(), log.length(1)) == ([1, 2, 3], [8, 9], 0)
+    assert (seq_len.tolist(), num_output.tolist()) == ([7, 0, 3], [2, 0, 1])
     assert log.get(2, 1).tolist() == [2, 3]
     log.clear(2)
     assert log.length(2) == 0
 
 
 def test_a_token_log_refuses_a_bad_row_and_takes_none():
-    log = TokenLog(2)
-    with pytest.raises(IndexError, match="slot 2 of 2"):
-        log.append(i32(0, 2), i32(1, 1), np.zeros((2, 1), np.int32))
+    log, counts = TokenLog(2), (np.zeros(2, np.int64), np.zeros(2, np.int64))
+    with pytest.raises(IndexError, match="slot"):
+        log.advance(i32(0, 2), i32(1, 1), np.zeros((2, 1), np.int32), *counts)
     with pytest.raises(ValueError, match="width"):
-        log.append(i32(0), i32(2), np.zeros((1, 1), np.int32))
+        log.advance(i32(0), i32(2), np.zeros((1, 1), np.int32), *counts)
     with pytest.raises(ValueError, match="length"):
-        log.append(i32(0, 1), i32(1), np.zeros((1, 1), np.int32))
-    assert log.length(0) == 0
+        log.advance(i32(0, 1), i32(1), np.zeros((1, 1), np.int32), *counts)
+    assert log.length(0) == 0 and not counts[0].any()
