@@ -15,7 +15,7 @@ from torch import Tensor
 from glm53d.model.config import ModelConfig
 from glm53d.model.groups import RankGroups
 from glm53d.model.indexer import Indexer
-from glm53d.model.kv_cache import KvCache
+from glm53d.model.kv_cache import KvCache, Rows
 from glm53d.model.layers import RmsNorm, rotate
 from glm53d.model.step import Gathered, Group, Step, parts
 from glm53d.model.weights import ALL, Checkpoint
@@ -80,13 +80,13 @@ class Attention:
         q_latent, c, rope_key, *index = F.linear(x, self.w_x).split(self.x_parts, -1)
         q_latent = self.q_norm(q_latent)
         row = torch.cat([self.kv_norm(c), rotate(rope_key[:, None], angles)[:, 0]], -1)
-        cache.latent[self.layer].index_copy_(0, step.out_cache_loc, row)
+        cache.latent[self.layer].write(step.out_cache_loc, row)
 
         q = F.linear(q_latent, self.w_q)
         keys = cache.index_k[self.layer]
         if self.indexer is not None and keys is not None:
             index_k, index_w = index
-            keys.index_copy_(0, step.out_cache_loc, self.indexer.key(index_k, angles))
+            keys.write(step.out_cache_loc, self.indexer.key(index_k, angles))
             chosen = self.indexer.choose(step.groups, q[:, self.heads * self.qk_head_dim :], index_w, angles, keys)
 
         q = q[:, : self.heads * self.qk_head_dim].unflatten(-1, (self.heads, self.qk_head_dim))
@@ -98,7 +98,7 @@ class Attention:
             out[group.tokens] = form(*queries, rows, group)
         return self.ranks.sum_heads(F.linear(out.flatten(1), self.w_o)), chosen
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Tensor, group: Group) -> Tensor:
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
         """[queries, heads, v]."""
         q = torch.cat([torch.bmm(q_nope.transpose(0, 1), self.w_k).transpose(0, 1), q_rope], -1)
         latents = []
@@ -108,7 +108,7 @@ class Attention:
             latents.append(torch.bmm(scores.softmax(-1), rows[..., : self.kv_lora_rank]))
         return torch.bmm(torch.cat(latents).transpose(0, 1), self.w_v).transpose(0, 1)
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Tensor, group: Group) -> Tensor:
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
         """[queries, heads, v]."""
         q = torch.cat([q_nope, q_rope], -1).transpose(0, 1)
         c, rope_key = group.rows(slice(0, len(q_nope)), pool).tensor_split([self.kv_lora_rank], -1)

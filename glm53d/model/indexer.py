@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
+from glm53d.model.kv_cache import Rows
 from glm53d.model.layers import rotate
 from glm53d.model.step import Gathered, Group, parts
 from glm53d.model.weights import Checkpoint
@@ -31,7 +32,7 @@ class Indexer:
         k = F.layer_norm(k, (self.head_dim,), self.k_norm_weight, self.k_norm_bias, K_NORM_EPS)
         return self._rotated(k[:, None], angles)[:, 0]
 
-    def choose(self, groups: list[Group], q: Tensor, w: Tensor, angles: Tensor, keys: Tensor) -> list[Group]:
+    def choose(self, groups: list[Group], q: Tensor, w: Tensor, angles: Tensor, keys: Rows) -> list[Group]:
         """Narrow each group to the best tokens of each query.
 
         Args:
@@ -45,7 +46,7 @@ class Indexer:
         w = w.float()[:, None] * (self.heads * self.head_dim) ** -0.5  # of q . k and of the sum
         return [self._narrow(group, q[group.tokens], w[group.tokens], keys) for group in groups]
 
-    def _narrow(self, group: Group, q: Tensor, w: Tensor, keys: Tensor) -> Group:
+    def _narrow(self, group: Group, q: Tensor, w: Tensor, keys: Rows) -> Group:
         num_keys = group.locs.shape[-1]
         if num_keys <= self.topk:
             return group

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from glm53d.model.kv_cache import KvCache
+from glm53d.model.kv_cache import KvCache, Rows
 
 MAX_GATHERED_LEN = 8  # tokens of a row; above, its context is read once for all of them instead of once for each
 MAX_ELEMENTS = 1 << 24  # of any temporary array: 64 MB in float32, whatever the prompt's length
@@ -29,9 +28,9 @@ class Gathered:
     locs: Tensor  # [num_queries, num_keys]; where hidden, a row of the same request
     hidden: Tensor  # [num_queries, 1, num_keys] of the model's dtype: 0, or -inf for what a query does not see
 
-    def rows(self, part: slice, pool: Tensor) -> Tensor:
+    def rows(self, part: slice, pool: Rows) -> Tensor:
         """What queries of a part look at in a layer's pool: [queries, num_keys, width]."""
-        return F.embedding(self.locs[part], pool)
+        return pool.read(self.locs[part])
 
     def bias(self, part: slice, dtype: torch.dtype) -> Tensor:
         """Added to the part's scores: 0, or -inf for what a query does not see. [queries, 1, num_keys]."""
@@ -53,8 +52,8 @@ class Causal:
     prefix_len: int
     locs: Tensor  # [seq_len]: the row's KV rows by position
 
-    def rows(self, part: slice, pool: Tensor) -> Tensor:
-        return F.embedding(self.locs[: self.prefix_len + part.stop], pool)
+    def rows(self, part: slice, pool: Rows) -> Tensor:
+        return pool.read(self.locs[: self.prefix_len + part.stop])
 
     def bias(self, part: slice, dtype: torch.dtype) -> Tensor:
         seen, device = self.prefix_len + part.stop, self.locs.device
@@ -143,5 +142,5 @@ def _gathered(cache: KvCache, tokens: slice, slot: Tensor, position: Tensor, lon
     ahead = torch.arange(longest, device=locs.device) > position[:, None]
     # What a query does not see still enters a product with weight 0, and 0 * nan is nan: so it must be its own row.
     locs = torch.where(ahead, locs[:, :1], locs)
-    hidden = torch.zeros(ahead.shape, dtype=cache.latent[0].dtype, device=locs.device).masked_fill_(ahead, -torch.inf)
+    hidden = torch.zeros(ahead.shape, dtype=cache.dtype, device=locs.device).masked_fill_(ahead, -torch.inf)
     return Gathered(tokens, locs, hidden[:, None])

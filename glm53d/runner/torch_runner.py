@@ -57,8 +57,6 @@ class TorchRunner:
         tokenizer_size: ids from here on are never sampled.
         rendezvous: a folder where the ranks of this world, and nobody else, find each other; of one rank, none.
         """
-        if config.kv.dtype != "auto":
-            raise StartError('the torch engine keeps KV rows in the model\'s dtype: set kv.dtype to "auto"')
         if config.engine.device == "cuda" and not torch.cuda.is_available():
             raise StartError('engine.device is "cuda", and torch finds no CUDA device')
         self.config = config
@@ -97,12 +95,13 @@ class TorchRunner:
 
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
-        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype)
+        fp8 = self.config.kv.dtype == "fp8"
+        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype, fp8=fp8)
         num_pages = self._num_pages(bytes_per_token * page_size, -(-context // page_size))
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         self.cache = KvCache(
             model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots, max_context_len=context,
-            dtype=self.dtype, device=self.device,
+            dtype=self.dtype, device=self.device, fp8=fp8,
         )  # fmt: skip
         self.sampler = Sampler(self.max_slots, min(self.tokenizer_size, model_config.vocab_size), self.device)
         self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)

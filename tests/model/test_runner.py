@@ -45,7 +45,6 @@ def decode(slot: int, step: int, prefix_len: int) -> Batch:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"kv": Kv(dtype="fp8")}, "kv.dtype"),
         ({"kv": Kv(memory_bytes=1000)}, "1000 bytes for KV do not hold one page"),
         ({"model": Model(max_context_len=1 << 20)}, "model.max_context_len is 1048576, above the checkpoint's 16384"),
     ],
@@ -120,9 +119,23 @@ def test_a_request_reads_no_row_but_its_own():
     poisoned = make_driver(1)
     for pool in [*poisoned.runner.cache.latent, *poisoned.runner.cache.index_k]:
         if pool is not None:
-            pool.fill_(float("nan"))
+            pool.data.fill_(float("nan"))
     poisoned.runner.cache.block_table.random_(0, 256)  # as stale as it can be
     assert answers(poisoned) == answers(make_driver(2))
+
+
+def test_fp8_rows_take_the_bytes_they_say_and_stay_near_exact_ones():
+    """Context far above index_topk: rows are read by both forms of attention, and keys by the indexer."""
+    exact, packed = make_driver(4), make_driver(4, kv=Kv(page_size=16, num_pages=256, dtype="fp8"))
+    for driver in (exact, packed):
+        request = driver.request(list(range(1, 500)))
+        driver.run_until([request], 1, max_chunk=100)
+        driver.last = request.logits[0]
+    cache = packed.runner.cache
+    rows = [*cache.latent, *(pages for pages in cache.index_k if pages is not None)]
+    assert packed.loaded.kv_bytes_per_token == 6 * (64 + 4 + 2 * 16) + 2 * (32 + 4)
+    assert sum(row.data.nbytes for row in rows) == 256 * 16 * packed.loaded.kv_bytes_per_token
+    assert 1e-4 < (exact.last - packed.last).norm() / exact.last.norm() < 0.25  # random weights choose by a hair
 
 
 def test_a_seeded_request_gets_the_same_tokens_alone_and_among_others():
