@@ -17,7 +17,7 @@ from glm53d.chat.events import collect
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, finish_fields, openai_sampling, usage_object
+from glm53d.server.openai_common import Chunks, extras, finish_fields, openai_sampling, usage_object
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
@@ -65,8 +65,9 @@ class Message(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Options of thinking. There is no switch: the model always thinks."""
+    """Options of thinking. There is no switch: the model always thinks, at the lowest effort when it should not."""
 
+    type: str | None = None  # "disabled" is no; what else clients send is yes
     clear_thinking: bool | None = None
     budget_tokens: Annotated[Json, not_served()] = None
 
@@ -79,8 +80,10 @@ class Reasoning(msgspec.Struct):
 
 
 class TemplateOptions(msgspec.Struct):
-    """What chat_template_kwargs may set; enable_thinking and the like change nothing in this model."""
+    """What chat_template_kwargs may set."""
 
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
     clear_thinking: bool | None = None
     reasoning_effort: str | None = None
 
@@ -92,7 +95,7 @@ class ChatBody(ToolFields, kw_only=True):
     max_completion_tokens: Count | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
-    thinking: Thinking | None = None
+    thinking: Thinking | bool | None = None
     clear_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -154,7 +157,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         deltas = [*tools.deltas(parser.finish())]
         if finish.text:
             deltas.append({"content": finish.text})
-        end = chunks.finish(b'"delta":{}', finish, tools.finish_reason(parser))
+        end = chunks.finish(b'"delta":{}', job, finish, tools.finish_reason(parser))
         return b"".join(map(chunks.delta, deltas)) + end + chunks.usage(finish.usage)
 
     if req.stream:
@@ -180,17 +183,16 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         "choices": [{"index": 0, "message": message | tools.message_fields(turn), **end}],
         "usage": usage_object(finish.usage),
     }
-    return body.json_response(body.encode(answer))
+    return body.json_response(body.encode(answer | extras(job, finish)))
 
 
 def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
-    if req.thinking is not None:
-        refuse_not_served(req.thinking, "thinking")
+    thinking = req.thinking if isinstance(req.thinking, Thinking) else Thinking()
+    refuse_not_served(thinking, "thinking")
     if req.reasoning is not None:
         refuse_not_served(req.reasoning, "reasoning")
     options = req.chat_template_kwargs or TemplateOptions()
-    thinking = req.thinking or Thinking()
     clear = (req.clear_thinking, thinking.clear_thinking, options.clear_thinking)
     return Conversation(
         messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
@@ -201,7 +203,7 @@ def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
 
 
 def _effort(req: ChatBody, options: TemplateOptions) -> str:
-    """The model's level: low, high or max."""
+    """The model's level: low, high or max; low for one that should not think, and says no level. [F-F2] [F-F3]"""
     spellings = (
         ("reasoning_effort", req.reasoning_effort),
         ("reasoning.effort", req.reasoning.effort if req.reasoning else None),
@@ -212,7 +214,13 @@ def _effort(req: ChatBody, options: TemplateOptions) -> str:
             if level not in _EFFORTS:
                 raise InvalidRequest(f"`{param}` must be one of {', '.join(_EFFORTS)}.", param)
             return _EFFORTS[level]
-    return "max"
+    switches = (
+        req.thinking if isinstance(req.thinking, bool) else None,
+        req.thinking.type != "disabled" if isinstance(req.thinking, Thinking) else None,
+        options.enable_thinking,
+        options.thinking,
+    )
+    return "low" if False in switches else "max"
 
 
 def _to_message(message: Message, at: str) -> dict[str, Json]:

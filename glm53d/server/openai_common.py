@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
-from glm53d.front.job import Finish, Frame, SamplingParams, Usage
+from glm53d.front.job import Finish, Frame, Job, SamplingParams, Usage
 from glm53d.server.body import encode
 from glm53d.server.routing import DpRank
 from glm53d.server.sampling import Count, Int32, SamplingFields, not_served, refuse_not_served, to_sampling
@@ -85,6 +85,17 @@ def finish_fields(finish: Finish, stopped: str = "stop") -> dict[str, Json]:
     return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched}
 
 
+def extras(job: Job, finish: Finish) -> dict[str, Json]:
+    """What OpenAI's answers have no place for: times in seconds [R24], and in a chat the effort asked of the model."""
+    timings = {
+        "queue_time": finish.queue_time,
+        "first_token_latency": finish.first_token_latency,
+        "decode_throughput": finish.decode_throughput,
+    }
+    effort = {"reasoning_effort": job.conversation.reasoning_effort} if job.conversation is not None else {}
+    return effort | {"timings": timings}
+
+
 class Chunks:
     """The events of one stream: the same bytes around ever new pieces. Made once per request."""
 
@@ -92,7 +103,8 @@ class Chunks:
         common = {"id": id, "object": kind, "created": created, "model": model}
         self._start = b"data: " + encode(common)[:-1]
         self._head = self._start + b',"choices":[{"index":0,'
-        self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
+        self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
+        self._tail = b"}]" + self._end
         self._with_usage = with_usage
 
     def choice(self, fields: bytes) -> bytes:
@@ -107,9 +119,10 @@ class Chunks:
         """A chunk of a chat that is going on."""
         return self.choice(b'"delta":' + encode(delta) + b',"finish_reason":null')
 
-    def finish(self, fields: bytes, finish: Finish, stopped: str = "stop") -> bytes:
-        """The chunk that says how it ended: fields as in choice(), the others as in finish_fields()."""
-        return self.choice(fields + b"," + encode(finish_fields(finish, stopped))[1:-1])
+    def finish(self, fields: bytes, job: Job, finish: Finish, stopped: str = "stop") -> bytes:
+        """The chunk that says how it ended: fields as in choice(), the others as in finish_fields() and extras()."""
+        end, more = encode(finish_fields(finish, stopped)), encode(extras(job, finish))
+        return self._head + fields + b"," + end[1:-1] + b"}]," + more[1:-1] + self._end
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk, if the client asked for it."""

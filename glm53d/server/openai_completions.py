@@ -15,7 +15,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, OpenAiFields, finish_fields, openai_sampling, usage_object
+from glm53d.server.openai_common import Chunks, OpenAiFields, extras, finish_fields, openai_sampling, usage_object
 from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
 
@@ -61,7 +61,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         ),
     )
     if req.stream:
-        return await exchange.streamed(request, job, first=b"", last=lambda finish: _last_chunks(chunks, finish))
+        return await exchange.streamed(request, job, first=b"", last=lambda finish: _last_chunks(chunks, job, finish))
     finish = await exchange.plain(request, job)
     choice = {"index": 0, "text": finish.text, "logprobs": None, **finish_fields(finish)}
     answer = {
@@ -72,7 +72,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         "choices": [choice],
         "usage": usage_object(finish.usage),
     }
-    return body.json_response(body.encode(answer))
+    return body.json_response(body.encode(answer | extras(job, finish)))
 
 
 def to_ids(ids: list[int], vocab_size: int, at: str) -> np.ndarray:
@@ -105,5 +105,5 @@ def _prompt(raw: msgspec.Raw, engine: Engine) -> tuple[str | None, np.ndarray | 
     return text, None
 
 
-def _last_chunks(chunks: Chunks, finish: Finish) -> bytes:
-    return chunks.finish(b'"text":"","logprobs":null', finish) + chunks.usage(finish.usage)
+def _last_chunks(chunks: Chunks, job: Job, finish: Finish) -> bytes:
+    return chunks.finish(b'"text":"","logprobs":null', job, finish) + chunks.usage(finish.usage)

@@ -251,6 +251,34 @@ async def test_each_spelling_of_reasoning_reaches_the_template(client, fields, r
 async def test_every_effort_a_client_knows_is_mapped_to_one_of_the_model(client, fields, level):
     """F-F3"""
     assert (await conversation_of(client, HI, **fields)).reasoning_effort == level
+    plain = await client.post(CHAT, {"messages": HI} | fields)
+    stream = await client.post(CHAT, {"messages": HI, "stream": True} | fields)
+    assert plain.json["reasoning_effort"] == stream.events[-2]["reasoning_effort"] == level
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking": False}},
+    ],
+)
+async def test_who_wants_no_thinking_gets_the_least_and_it_is_still_told_apart(client, fields):
+    """F-F2"""
+    assert (await conversation_of(client, HI, **fields)).reasoning_effort == "low"
+    assert (await conversation_of(client, HI, **fields, reasoning_effort="high")).reasoning_effort == "high"
+    message = (await client.post(CHAT, {"messages": HI} | fields)).json["choices"][0]["message"]
+    assert message["reasoning_content"] == "Let me think." and "think" not in message["content"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"thinking": True}, {"thinking": {"type": "enabled"}}, {"chat_template_kwargs": {"enable_thinking": True}}],
+)
+async def test_who_wants_thinking_gets_the_most(client, fields):
+    assert (await conversation_of(client, HI, **fields)).reasoning_effort == "max"
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,18 @@ async def test_a_port_that_is_taken_is_a_start_error():
     async with client_of_fake_engine() as client:
         with pytest.raises(ConfigError, match=rf"127.0.0.1:{client.port}"):
             await serve(client.engine, Config(server=Server(port=client.port)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {"messages": STREAM["messages"]}), ("/v1/completions", {"prompt": "hi"})]
+)
+async def test_every_answer_says_how_long_it_waited_and_how_fast_it_came(path, body):
+    """[R24]"""
+    wanted = {"queue_time": 0.0001, "first_token_latency": 0.001, "decode_throughput": 500.0}
+    async with client_of_fake_engine() as client:
+        plain = (await client.post(path, body)).json
+        events = (await client.post(path, body | {"stream": True})).events
+        meta = (await client.post("/generate", {"text": "hi"})).json["meta_info"]
+    assert plain["timings"] == wanted and meta | wanted == meta
+    assert events[-2]["timings"] == wanted and events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert not any("timings" in event for event in events[:-2])
