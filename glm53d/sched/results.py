@@ -22,7 +22,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     slots.prefix_len[batch.row_slot] += batch.row_extend_len
     sched.counters.steps += 1
     prompts = (batch.row_flags & ROW_FEED) == 0
-    if num_prompts := np.count_nonzero(prompts):
+    if num_prompts := int(np.count_nonzero(prompts)):
         sched.counters.prefill_tokens += batch.num_tokens - (batch.num_rows - num_prompts)
         _prompts(sched, batch.row_slot[prompts], now_ns)
 

@@ -11,10 +11,10 @@ from glm53d.sched.results import END_OF_TURN, FULL, GOES_ON
 EOS = (0, 3)
 IS_EOS = np.array([i in EOS for i in range(8)])
 
-rows = st.lists(
-    st.tuples(st.lists(st.integers(-1, 9), min_size=1, max_size=4), st.integers(0, 5), st.integers(1, 5), st.booleans()),
-    min_size=1, max_size=6,
-)  # fmt: skip  # (block, num_output, room, ignore_eos)
+blocks = st.lists(st.integers(-1, 9), min_size=1, max_size=4)
+rows = st.lists(  # (block, num_output, room, ignore_eos)
+    st.tuples(blocks, st.integers(0, 5), st.integers(1, 5), st.booleans()), min_size=1, max_size=6
+)
 
 
 @given(rows)
