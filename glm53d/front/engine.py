@@ -410,6 +410,10 @@ class Engine:
         """Each attention-DP rank's row of the board."""
         return self._health.loads()
 
+    def text_stats(self) -> dict[str, int]:
+        """Counts of the cache of texts."""
+        return self._text.encoder.stats() if self.is_open else {}
+
     def server_info(self) -> dict[str, object]:
         """What is in flight and held, for people and for tests of leaks."""
         info: dict[str, object] = {

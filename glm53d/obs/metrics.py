@@ -34,8 +34,10 @@ _GROWING = frozenset(
 class Metrics:
     """All metrics of one application, in a registry of their own."""
 
-    def __init__(self, loads: Callable[[], list[dict[str, Any]]]):
-        """`loads` gives one dict of numbers per attention-DP rank; it is called at each scrape."""
+    def __init__(self, loads: Callable[[], list[dict[str, Any]]], text_stats: Callable[[], dict[str, int]]):
+        """Both are called at each scrape: `loads` for a dict of numbers per attention-DP rank, `text_stats` for the
+        counts of the cache of texts.
+        """
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -60,6 +62,7 @@ class Metrics:
         self._e2e = histogram("glm53d_e2e_seconds", "Last body byte read to last token.")
         self._queue = histogram("glm53d_queue_seconds", "Waiting for the scheduler, all stretches.")
         registry.register(_Loads(loads))
+        registry.register(_TextCache(text_stats))
 
     def request(self, endpoint: str, status: int) -> None:
         """Count a request when its response is decided."""
@@ -111,3 +114,18 @@ class _Loads(Collector):
                     families[name] = kind(f"glm53d_rank_{name}", f"Load board: {name}.", labels=["dp_rank"])
                 families[name].add_metric([rank], value)
         yield from families.values()
+
+
+class _TextCache(Collector):
+    """The cache of texts that have been encoded."""
+
+    def __init__(self, stats: Callable[[], dict[str, int]]):
+        self._stats = stats
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._stats().items():
+            kind = GaugeMetricFamily if name in ("entries", "tokens") else CounterMetricFamily
+            yield kind(f"glm53d_text_cache_{name}", f"Texts seen before and their ids: {name}.", value=value)

@@ -8,7 +8,18 @@ from glm53d.config import Config
 from glm53d.errors import ConfigError
 from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
-from glm53d.server import admin, body, cors, exchange, info, native_api, openai_chat, openai_completions, openapi
+from glm53d.server import (
+    admin,
+    body,
+    cors,
+    exchange,
+    info,
+    native_api,
+    openai_chat,
+    openai_completions,
+    openapi,
+    text_api,
+)
 from glm53d.server.auth import Access, Keys
 from glm53d.server.connection import listen
 from glm53d.server.openapi import Handler, Route
@@ -20,6 +31,8 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", openai_chat.chat_completions, body=openai_chat.ChatBody),
     Route("POST", "/v1/completions", openai_completions.completions, body=openai_completions.CompletionBody),
     Route("POST", "/generate", native_api.generate, body=native_api.GenerateBody),
+    Route("POST", "/tokenize", text_api.tokenize, body=text_api.TokenizeBody),
+    Route("POST", "/detokenize", text_api.detokenize, body=text_api.DetokenizeBody),
     Route("GET", "/v1/models", info.models),
     Route("GET", "/v1/models/{model}", info.model),
     Route("GET", "/server_info", info.server_info),
@@ -52,7 +65,8 @@ _ACCESS = web.AppKey("access", dict[str, Access])  # by the route's pattern
 def make_app(engine: Engine, config: Config) -> web.Application:
     """The application: every route, bound to one engine. Raises ConfigError for keys that cannot be had."""
     app = web.Application(client_max_size=config.server.max_body_bytes, middlewares=[_edge])
-    app[exchange.SERVICE] = exchange.Service(engine, config, Metrics(engine.loads), Keys(config.server))
+    metrics = Metrics(engine.loads, engine.text_stats)
+    app[exchange.SERVICE] = exchange.Service(engine, config, metrics, Keys(config.server))
     app[openapi.DOCUMENT] = openapi.document(ROUTES)
     app[_ACCESS] = {route.path: route.access for route in ROUTES}
     if config.server.open_metrics:
@@ -118,4 +132,6 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     """What every response carries, streams too: it is called before their first byte."""
     if (rid := request.get(exchange.RID)) is not None:
         response.headers["X-Request-Id"] = rid
+    if num_cut := request.get(exchange.NUM_CUT, 0):
+        response.headers["X-Prompt-Truncated"] = f"start; tokens={num_cut}"
     cors.add_headers(request, response, request.app[exchange.SERVICE].config.server.cors_origins)

@@ -46,6 +46,8 @@ class Service:
 
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)
+NUM_CUT = web.RequestKey("num_cut", int)
+"""Tokens that the prompt lost at its beginning: any answer says so in a header. [R20]"""
 
 
 async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -> tuple[body.T, int]:
@@ -88,6 +90,7 @@ async def plain(request: web.Request, job: Job) -> Finish:
     """Run a job to its end. Raises RequestError before the engine has it, EngineError after."""
     service = request.app[SERVICE]
     stream = await service.engine.submit(job)
+    request[NUM_CUT] = stream.num_cut_ids
     try:
         finish = await stream.finished()
     finally:
@@ -111,6 +114,7 @@ async def streamed(
     """
     service = request.app[SERVICE]
     stream = await service.engine.submit(job)
+    request[NUM_CUT] = stream.num_cut_ids
     events = EventStream(request, stream, service.config.server.keepalive_s)
     try:
         await events.open(first)

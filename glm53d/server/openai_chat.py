@@ -7,7 +7,7 @@ it as `content` in the last chunk before the finish.
 """
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,8 @@ from glm53d.server.openai_common import Chunks, extras, finish_fields, openai_sa
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
+
+T = TypeVar("T")
 
 _ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
 _EFFORTS = {
@@ -79,15 +81,6 @@ class Reasoning(msgspec.Struct):
     max_tokens: Annotated[Json, not_served()] = None
 
 
-class TemplateOptions(msgspec.Struct):
-    """What chat_template_kwargs may set."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    clear_thinking: bool | None = None
-    reasoning_effort: str | None = None
-
-
 class ChatBody(ToolFields, kw_only=True):
     """The request."""
 
@@ -97,7 +90,7 @@ class ChatBody(ToolFields, kw_only=True):
     reasoning: Reasoning | None = None
     thinking: Thinking | bool | None = None
     clear_thinking: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
 
     response_format: Annotated[Json, not_served({"type": "text"})] = None
     logprobs: Annotated[Json, not_served(False)] = None
@@ -134,6 +127,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     tools = to_tools(req)
     conversation = to_conversation(req, tools)
     parser = tools.parser(engine.vocab.added)
+    has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
     id, created = f"chatcmpl-{rid}", int(time.time())
     chunks = Chunks(id, "chat.completion.chunk", created, model, req.with_usage)
     behind = b'"},"finish_reason":null'
@@ -146,9 +140,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         out=OutSpec(
             content=chunks.frame(b'"delta":{"content":"', behind) if req.stream else None,
             reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if req.stream else None,
-            starts_in_reasoning=True,
+            starts_in_reasoning=has_parsers,
             skip_special_tokens=req.skip_special_tokens is not False,
-            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls else (),
+            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls and has_parsers else (),
         ),
     )
 
@@ -192,22 +186,33 @@ def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     refuse_not_served(thinking, "thinking")
     if req.reasoning is not None:
         refuse_not_served(req.reasoning, "reasoning")
-    options = req.chat_template_kwargs or TemplateOptions()
-    clear = (req.clear_thinking, thinking.clear_thinking, options.clear_thinking)
+    # The template knows clear_thinking and the effort; one of a user's own may know more.
+    options = req.chat_template_kwargs or {}
+    body.check_depth(options, "chat_template_kwargs")
+    clear = (req.clear_thinking, thinking.clear_thinking, _option(options, "clear_thinking", bool))
     return Conversation(
         messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
         tools=tools.in_prompt,
         reasoning_effort=_effort(req, options),
         clear_thinking=next((choice for choice in clear if choice is not None), False),
+        template_kwargs=options,
     )
 
 
-def _effort(req: ChatBody, options: TemplateOptions) -> str:
+def _option(options: dict[str, Json], name: str, kind: type[T]) -> T | None:
+    value = options.get(name)
+    if value is not None and not isinstance(value, kind):
+        path = f"chat_template_kwargs.{name}"
+        raise InvalidRequest(f"`{path}` must be of type {kind.__name__}.", path)
+    return value
+
+
+def _effort(req: ChatBody, options: dict[str, Json]) -> str:
     """The model's level: low, high or max; low for one that should not think, and says no level. [F-F2] [F-F3]"""
     spellings = (
         ("reasoning_effort", req.reasoning_effort),
         ("reasoning.effort", req.reasoning.effort if req.reasoning else None),
-        ("chat_template_kwargs.reasoning_effort", options.reasoning_effort),
+        ("chat_template_kwargs.reasoning_effort", _option(options, "reasoning_effort", str)),
     )
     for param, level in spellings:
         if level is not None:
@@ -217,8 +222,8 @@ def _effort(req: ChatBody, options: TemplateOptions) -> str:
     switches = (
         req.thinking if isinstance(req.thinking, bool) else None,
         req.thinking.type != "disabled" if isinstance(req.thinking, Thinking) else None,
-        options.enable_thinking,
-        options.thinking,
+        _option(options, "enable_thinking", bool),
+        _option(options, "thinking", bool),
     )
     return "low" if False in switches else "max"
 

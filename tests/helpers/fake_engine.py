@@ -52,6 +52,7 @@ class FakeStream:
         self.rid = job.rid
         self.job = job
         self.num_prompt_ids = 5
+        self.num_cut_ids = 0
         self.slow: list[bool] = []
         self.write: Callable[[bytes], None] | None = None
         self.release = asyncio.Event()
@@ -184,6 +185,9 @@ class FakeEngine:
 
     def server_info(self) -> dict:
         return {"state": self.state, "models": list(self.models)}
+
+    def text_stats(self) -> dict[str, int]:
+        return {"hits": 3, "tokens": 40}
 
     def loads(self) -> list[dict]:
         """Two attention-DP ranks, as rows of the board."""
