@@ -1,5 +1,7 @@
 # make serve         prepares .venv and the native module when needed, then starts the daemon
 # make test          what CI runs: lint, native tests, all Python tests in their short form
+# make bench         the daemon under load on the simulated engine, then the parts
+# make fuzz          long random runs against template, tokenizer, decoder and parsers
 # make test-all      also native tests under ASan+UBSan and TSan, and the long form of the property tests
 #
 # PYTHON       the interpreter .venv is made from (3.11 to 3.14)
@@ -17,7 +19,7 @@ VENV_STAMP := $(VENV)/.installed
 NATIVE_STAMP := $(VENV)/.native
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
-.PHONY: venv native serve test test-all lint test-native test-sanitized bench stub reference clean
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean
 
 venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
@@ -68,6 +70,12 @@ test-sanitized: venv
 
 bench: venv
 	$(BIN)/python -m bench.e2e $(ARGS)
+	for part in ring tree encode next_batch render decode pump parse; do $(BIN)/python -m bench.micro.$$part || exit 1; done
+
+# Random and mutated input against the parts that read what others wrote, for as long as the long profile takes.
+fuzz: venv
+	GLM53D_LONG=1 $(BIN)/pytest -q tests/property/test_template.py tests/property/test_encode.py \
+	    tests/property/test_decode.py tests/property/test_parsers.py tests/property/test_pump.py
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
