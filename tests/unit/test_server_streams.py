@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from glm53d.config import Config, Server
-from glm53d.errors import ConfigError
+from glm53d.errors import ConfigError, EngineError
 from glm53d.server.app import serve
 from tests.helpers.http import client_of_fake_engine, raw_post, until
 
@@ -175,3 +175,13 @@ async def test_every_answer_says_how_long_it_waited_and_how_fast_it_came(path, b
     assert plain["timings"] == wanted and meta | wanted == meta
     assert events[-2]["timings"] == wanted and events[-2]["choices"][0]["finish_reason"] == "stop"
     assert not any("timings" in event for event in events[:-2])
+
+
+@pytest.mark.parametrize("error", [EngineError("the rank has ended"), RuntimeError("a bug")])
+async def test_a_failure_before_the_first_token_is_told_in_the_stream_and_never_a_clean_end(error):
+    """F-G1"""
+    async with client_of_fake_engine() as client:
+        client.engine.script.pieces, client.engine.script.fail = [], error
+        events = (await client.post(CHAT, STREAM)).events
+    assert events[-1] == "[DONE]" and events[-2]["error"]["type"] == "server_error"
+    assert not any(choice["finish_reason"] for event in events[:-2] for choice in event["choices"])
