@@ -8,7 +8,6 @@ from typing import Annotated
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
@@ -23,7 +22,8 @@ class NativeSampling(SamplingFields, kw_only=True):
     """`sampling_params` of a request."""
 
     max_new_tokens: Count | None = None
-    min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
+
+    min_new_tokens: Annotated[Json, not_served(0)] = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -72,8 +72,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     params = req.sampling_params or NativeSampling()
     sampling = to_sampling(
         params,
-        max_tokens=("sampling_params.max_new_tokens", params.max_new_tokens),
-        min_tokens=("min_new_tokens", params.min_new_tokens),
+        max_tokens=params.max_new_tokens,
         priority=req.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,

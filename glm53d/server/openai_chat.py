@@ -120,9 +120,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[exchange.SERVICE].engine
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
-    max_tokens = ("max_completion_tokens", req.max_completion_tokens)
-    if req.max_completion_tokens is None:
-        max_tokens = ("max_tokens", req.max_tokens)
+    max_tokens = req.max_tokens if req.max_completion_tokens is None else req.max_completion_tokens
     sampling = openai_sampling(req, max_tokens, engine)
     tools = to_tools(req)
     conversation = to_conversation(req, tools)

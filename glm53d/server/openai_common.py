@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
@@ -28,7 +27,6 @@ class OpenAiFields(SamplingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     priority: Int32 | None = None
     data_parallel_rank: DpRank | None = None  # two names of one choice
     routed_dp_rank: DpRank | None = None
@@ -36,6 +34,7 @@ class OpenAiFields(SamplingFields, kw_only=True):
     extra_key: str | None = None
     prompt_cache_key: str | None = None
 
+    min_tokens: Annotated[Json, not_served(0)] = None
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
     bootstrap_room: Annotated[Json, not_served()] = None
@@ -51,14 +50,13 @@ class OpenAiFields(SamplingFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-def openai_sampling(fields: OpenAiFields, max_tokens: tuple[str, int | None], engine: Engine) -> SamplingParams:
+def openai_sampling(fields: OpenAiFields, max_tokens: int | None, engine: Engine) -> SamplingParams:
     """The request's SamplingParams. Raises InvalidRequest, also for all that is not served."""
     if fields.stream_options is not None:
         refuse_not_served(fields.stream_options, "stream_options")
     return to_sampling(
         fields,
         max_tokens=max_tokens,
-        min_tokens=("min_tokens", fields.min_tokens),
         priority=fields.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,

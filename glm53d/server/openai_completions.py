@@ -44,7 +44,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[exchange.SERVICE].engine
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
-    sampling = openai_sampling(req, ("max_tokens", req.max_tokens), engine)
+    sampling = openai_sampling(req, req.max_tokens, engine)
     text, ids = _prompt(req.prompt, engine)
     id, created = f"cmpl-{rid}", int(time.time())
     chunks = Chunks(id, "text_completion", created, model, req.with_usage)

@@ -73,22 +73,17 @@ def refuse_not_served(fields: msgspec.Struct, at: str = "") -> None:
 def to_sampling(
     fields: SamplingFields,
     *,
-    max_tokens: tuple[str, int | None],
-    min_tokens: tuple[str, int | None],
+    max_tokens: int | None,
     priority: int | None,
     defaults: Mapping[str, Any],
     vocab_size: int,
     at: str = "",
 ) -> SamplingParams:
-    """The parameters of a request, normalised. The length limits come with the names that the dialect gives them.
+    """The parameters of a request, normalised; max_tokens is what the dialect calls so.
 
     `defaults` are the checkpoint's own (generation_config.json). Raises InvalidRequest.
     """
     refuse_not_served(fields, at)
-    max_name, max_new = max_tokens
-    min_name, min_new = min_tokens
-    if min_new is not None and max_new is not None and min_new > max_new:
-        raise InvalidRequest(f"`{join(at, min_name)}` is larger than `{max_name}`.", join(at, min_name))
     for i, token in enumerate(fields.stop_token_ids or ()):
         if token >= vocab_size:
             path = join(at, f"stop_token_ids[{i}]")
@@ -105,8 +100,7 @@ def to_sampling(
         min_p=float(chosen("min_p", 0.0)),
         seed=None if fields.seed is None else fields.seed & (2**64 - 1),
         # Beyond any context, so a cap changes no meaning; the records hold 32 bits.
-        max_new_tokens=None if max_new is None else min(max_new, 2**31 - 1),
-        min_new_tokens=min(min_new or 0, 2**31 - 1),
+        max_new_tokens=None if max_tokens is None else min(max_tokens, 2**31 - 1),
         ignore_eos=bool(fields.ignore_eos),
         stop_ids=tuple(fields.stop_token_ids or ()),
         stop=_stop_strings(fields.stop, join(at, "stop")),

@@ -100,10 +100,10 @@ async def test_generate_streams_deltas_with_ids_then_meta_info(client):
 
 
 async def test_generate_takes_the_native_names_of_sampling(client):
-    params = {"max_new_tokens": 8, "min_new_tokens": 2, "temperature": 0, "top_k": 3, "skip_special_tokens": False}
+    params = {"max_new_tokens": 8, "min_new_tokens": 0, "temperature": 0, "top_k": 3, "skip_special_tokens": False}
     assert (await client.post(NATIVE, {"text": "a", "sampling_params": params, "priority": 2})).status == 200
     job = client.engine.jobs[-1]
-    assert job.sampling == SamplingParams(0.0, 0.95, 3, max_new_tokens=8, min_new_tokens=2, priority=2)
+    assert job.sampling == SamplingParams(0.0, 0.95, 3, max_new_tokens=8, priority=2)
     assert job.out.with_ids
     assert not job.out.skip_special_tokens
 
