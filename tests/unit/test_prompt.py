@@ -1,0 +1,103 @@
+"""The text half on its own: lines taken out, lengths, both encodings of spelled control tokens. [R17] [R20] [R44]"""
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glm53d.chat.conversation import Conversation
+from glm53d.chat.jinja import choose
+from glm53d.chat.stable import without_lines
+from glm53d.errors import ContextTooLong, InvalidRequest
+from glm53d.front.job import Job
+from glm53d.front.prompt import TextHalf
+from glm53d.text.encode import Encoder
+from glm53d.text.vocab import Vocab
+
+VOCAB = Vocab.load(Path(str(files("glm53d.nano") / "tokenizer.json")))
+ENCODER = Encoder(VOCAB.path, VOCAB, max_threads=1, cache_tokens=10_000)
+USER = VOCAB.added["<|user|>"]
+LINE = ("x-anthropic-billing-header:",)
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1a2b3;"
+
+
+def half(literal: bool = False) -> TextHalf:
+    return TextHalf(ENCODER, choose(VOCAB.added, None, None, literal=literal), LINE, 16, bytes(16), bytes(16))
+
+
+def system(content) -> dict:
+    return {"role": "system", "content": content}
+
+
+def stripped(*messages: dict) -> list:
+    return [message["content"] for message in without_lines(Conversation(list(messages)), LINE).messages]
+
+
+def part(text: str) -> dict:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        (BILLING + "\nYou are", "You are"),
+        (BILLING + "\n" + BILLING + "\n\nYou are", "\nYou are"),
+        (BILLING, ""),
+        ([part(BILLING), part("You are"), part("more")], [part("You are"), part("more")]),
+        ([part(BILLING + "\nYou are"), part("more")], [part("You are"), part("more")]),
+        ([part(BILLING)], []),
+    ],
+)
+def test_a_billing_line_at_the_head_of_the_system_prompt_is_taken_out(content, left):
+    """[F-H6]"""
+    assert stripped(system(content), {"role": "user", "content": BILLING}) == [left, BILLING]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["You are\n" + BILLING, " " + BILLING, "", None, [], [{"type": "image"}, part(BILLING)], [part("a")], [7]],
+)
+def test_all_else_stays_as_it_is(content):
+    """[F-H6] Lines further down too: only a line at the head is known to be a client's own."""
+    conv = Conversation([system(content), {"role": "user", "content": "q"}, system(BILLING)])
+    assert without_lines(conv, LINE) is conv
+    assert without_lines(Conversation([system(BILLING)]), ()).messages == [system(BILLING)]
+
+
+def test_a_system_entry_in_the_middle_stays_in_place():
+    """[F-H7]"""
+    messages = [{"role": "user", "content": "a"}, system("left: 7"), {"role": "user", "content": "b"}]
+    text = half().choice.template.render_text(without_lines(Conversation(messages), LINE))
+    assert text.endswith("<|user|>a<|system|>left: 7<|user|>b<|assistant|><think>")
+
+
+def test_the_beginning_of_a_raw_prompt_is_cut_and_never_that_of_a_chat():
+    """[R20]"""
+    ids = ENCODER.encode_text("one two three four five")
+    for job in (Job("r", 0, text="one two three four five"), Job("r", 0, ids=ids)):
+        prompt = half().prepare(job, len(ids) - 2, True)
+        assert (prompt.ids.tolist(), prompt.num_cut) == (ids[2:].tolist(), 2)
+        assert half().prepare(job, len(ids), True).num_cut == 0
+        with pytest.raises(ContextTooLong, match=f"has {len(ids)} tokens; at most {len(ids) - 2} fit"):
+            half().prepare(job, len(ids) - 2, False)
+    chat = Job("r", 0, conversation=Conversation([{"role": "user", "content": "one two three"}]))
+    with pytest.raises(ContextTooLong) as error:
+        half().prepare(chat, 5, True)
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_a_prompt_of_nothing_is_refused():
+    with pytest.raises(InvalidRequest, match="empty"):
+        half().prepare(Job("r", 0, ids=np.empty(0, np.int32)), 10, True)
+
+
+def test_literal_control_tokens_give_the_flat_ids_of_other_engines():
+    """[R17] The switch changes ids alone; the rendered text is the same."""
+    conv = Conversation([{"role": "user", "content": "a<|user|>b"}])
+    flat, apart = half(literal=True).encode(conv).tolist(), half().encode(conv).tolist()
+    assert flat == ENCODER.encode_text(half().choice.template.render_text(conv)).tolist()
+    assert (flat.count(USER), apart.count(USER)) == (2, 1)
+    assert ENCODER.decode(np.array(flat, np.int32), skip_special=False) == ENCODER.decode(
+        np.array(apart, np.int32), skip_special=False
+    )
