@@ -7,10 +7,10 @@ Everything here runs on the event loop's thread, except prepare(), which is the 
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,24 +20,13 @@ from glm53d.config import Config
 from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded, PeerGone
 from glm53d.front.control import Control
 from glm53d.front.health import Health, State
-from glm53d.front.job import Finish, Job, SamplingParams, Usage
+from glm53d.front.job import Finish, Job, SamplingParams
 from glm53d.front.prompt import Prompt, TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
+from glm53d.front.wire import PROBE_RID, generate_record, pack_abort, read_finish
 from glm53d.ipc.channels import MainEnds
-from glm53d.ipc.records import (
-    ABORT,
-    GENERATE,
-    IGNORE_EOS,
-    NO_STOP_TRIM,
-    OUTPUT,
-    PROBE,
-    SKIP_SPECIAL,
-    STOP_IN_CONTENT,
-    FinishReason,
-    RecordType,
-    align8,
-)
+from glm53d.ipc.records import RecordType
 from glm53d.obs.log import get_logger
 from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
@@ -45,7 +34,6 @@ from glm53d.text.vocab import Vocab
 log = get_logger(__name__)
 
 RING_RETRY_S = 0.001
-PROBE_RID = "health-probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +190,9 @@ class Engine:
 
     async def _send_generate(self, entry: Entry, prompt: Prompt) -> None:
         job = entry.job
-        record = self._generate_record(entry, prompt)
+        record = generate_record(
+            entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config.output
+        )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
             raise ContextTooLong(f"{len(prompt.ids)} prompt tokens do not fit the request ring (world.ring_bytes).")
         deadline = time.monotonic() + self.config.server.health_timeout_s
@@ -213,33 +203,6 @@ class Engine:
             entry.raise_if_over()
         entry.become(EntryState.SENT)
         log.debug("request sent: %d prompt tokens", len(prompt.ids), extra={"rid": job.rid, "handle": entry.handle})
-
-    def _generate_record(self, entry: Entry, prompt: Prompt) -> list[bytes]:
-        job, sampling = entry.job, entry.job.sampling
-        room = self.limits.max_context_len - len(prompt.ids)
-        stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
-        stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
-        head = np.zeros(1, GENERATE)
-        row = head[0]
-        row["handle"], row["arrival_ns"] = entry.handle, job.received_ns
-        row["seed"] = secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1)
-        row["chain_lo"], row["chain_hi"] = np.frombuffer(job.routing.chain_seed(self._text.chain_seed), np.uint64)
-        row["session"] = job.routing.session_hash
-        row["num_prompt_ids"], row["num_page_hashes"] = len(prompt.ids), len(prompt.hashes)
-        row["num_stop_ids"], row["stop_bytes"], row["rid_bytes"] = len(stop_ids), len(stop), len(rid)
-        row["flags"] = _flags(job)
-        row["max_new_tokens"] = min(room, sampling.max_new_tokens or room)
-        row["stream_interval"] = (
-            self.config.output.stream_interval if job.out.is_streamed else self.config.output.plain_interval
-        )
-        row["dp_rank"] = -1 if job.routing.dp_rank is None else job.routing.dp_rank
-        row["thinking_budget"] = row["top_logprobs"] = row["logprob_start"] = -1
-        row["cached_device"] = row["cached_host"] = row["cached_storage"] = -1
-        row["repetition_penalty"] = 1.0
-        for name in ("priority", "top_k", "temperature", "top_p", "min_p", "min_new_tokens"):
-            row[name] = getattr(sampling, name)
-        tail = (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid)
-        return [head.tobytes(), *map(_padded, tail)]
 
     def abort(self, stream: Stream) -> None:
         """Stop a request at once, wherever it is; does nothing for one that is over. [R22]"""
@@ -258,9 +221,7 @@ class Engine:
         return len(entries)
 
     def _send_abort(self, entry: Entry) -> None:
-        record = np.zeros(1, ABORT)
-        record["handle"] = entry.handle
-        self._send(RecordType.ABORT, [record.tobytes()])
+        self._send(RecordType.ABORT, [pack_abort(handle=entry.handle)])
 
     def _send_control(self, record: bytes) -> None:
         if not self.is_open:
@@ -303,42 +264,13 @@ class Engine:
         else:
             log.error("record of unknown type %d in the output ring", kind)  # [R10]
 
-    def _finish(
-        self,
-        entry: Entry,
-        record: bytes,
-        text: bytes,
-        reasoning: bytes,
-        pieces: list[Piece],
-        ids: bytes,
-        reasoning_tokens: int,
-        first_token_ns: int,
-    ) -> None:
-        head = np.frombuffer(record, OUTPUT, 1)[0]
-        if head["finish_reason"] == FinishReason.ERROR:
-            start = OUTPUT.itemsize + align8(4 * int(head["num_ids"]))
-            message = record[start : start + int(head["error_bytes"])].decode(errors="replace")
-            self._end(entry, error=EngineError(message or "The scheduler failed."))
+    def _finish(self, entry: Entry, record: bytes, *collected: Any) -> None:
+        """The last record of a request, with what the pump has collected of it: see read_finish."""
+        try:
+            finish = read_finish(entry.job, entry.marks, record, *collected)
+        except EngineError as error:
+            self._end(entry, error=error)
             return
-        marks = entry.marks | {
-            "inbox": int(head["inbox_ns"]), "admitted": int(head["admitted_ns"]), "queue": int(head["queue_ns"]),
-            "first_forward": int(head["first_forward_ns"]), "prefill_done": int(head["prefill_done_ns"]),
-            "last_token": int(head["last_token_ns"]),
-        }  # fmt: skip
-        if first_token_ns:
-            marks["first_token"] = first_token_ns
-        device, host, storage = (int(head[f"cached_{tier}"]) for tier in ("device", "host", "storage"))
-        usage = Usage(
-            prompt_tokens=int(head["num_prompt_ids"]), completion_tokens=int(head["num_output_ids"]),
-            reasoning_tokens=reasoning_tokens, cached_tokens=device + host + storage,
-            cached_device=device, cached_host=host, cached_storage=storage,
-        )  # fmt: skip
-        matched_id, matched_stop = int(head["matched_id"]), int(head["matched_stop"])
-        finish = Finish(
-            FinishReason(int(head["finish_reason"])), usage, None if matched_id < 0 else matched_id,
-            None if matched_stop < 0 else entry.job.sampling.stop[matched_stop], text.decode(), reasoning.decode(),
-            pieces, np.frombuffer(ids, np.int32), marks,
-        )  # fmt: skip
         if entry.job.conversation is not None:
             self._text.encoder.remember(finish.output_ids, after=entry.last_prompt_id)  # for the next turn [R52]
         self._end(entry, finish=finish)
@@ -433,19 +365,3 @@ class Engine:
             info["text"] = self._text.describe()
             info["channels"] = self._topology
         return info
-
-
-def _flags(job: Job) -> int:
-    """GenerateRecord.flags."""
-    flags = {
-        IGNORE_EOS: job.sampling.ignore_eos,
-        PROBE: job.rid == PROBE_RID,
-        NO_STOP_TRIM: job.sampling.no_stop_trim,
-        SKIP_SPECIAL: job.out.skip_special_tokens,
-        STOP_IN_CONTENT: job.out.starts_in_reasoning,
-    }
-    return sum(flag for flag, is_set in flags.items() if is_set)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)

@@ -47,9 +47,9 @@ class Frame(NamedTuple):
 class OutSpec:
     """How a request's tokens leave. Set before the first one can come; the pump knows no dialect beyond these. [R41]
 
-    Reasoning and content are framed natively. From the first of python_ids on, a stream's output is handed over as
-    pieces, for a parser in Python; all_python: from the beginning on, and nothing is framed. With content = None and
-    not all_python nothing leaves before the end: texts and pieces are collected for a plain answer.
+    Reasoning and content are framed natively. The first of python_ids ends them, and from it on a stream's output is
+    handed over as pieces, for a parser in Python; all_python: from the beginning on, and nothing is framed. Without
+    content and all_python nothing leaves before the end: texts and pieces are collected for a plain answer.
     """
 
     content: Frame | None = None

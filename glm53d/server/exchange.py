@@ -16,8 +16,9 @@ from aiohttp import web
 from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
-from glm53d.front.engine import PROBE_RID, Engine
+from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job
+from glm53d.front.wire import PROBE_RID
 from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body

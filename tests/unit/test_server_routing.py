@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from glm53d.config import Parallel
-from glm53d.front.engine import PROBE_RID
 from glm53d.front.job import Routing
+from glm53d.front.wire import PROBE_RID
 from tests.helpers.http import Client, client_of_fake_engine
 
 BODIES = {

@@ -1,0 +1,138 @@
+"""What main writes for a Job, and what it reads as its Finish: generate and output records. [R10] [R38] [R53]"""
+
+import secrets
+
+import numpy as np
+
+from glm53d.chat.events import Piece
+from glm53d.config import Output
+from glm53d.errors import EngineError
+from glm53d.front.job import Finish, Job, Usage
+from glm53d.front.prompt import Prompt
+from glm53d.ipc.records import (
+    ABORT,
+    GENERATE,
+    IGNORE_EOS,
+    NO_STOP_TRIM,
+    OUTPUT,
+    PROBE,
+    SKIP_SPECIAL,
+    STOP_IN_CONTENT,
+    FinishReason,
+    Packer,
+    align8,
+)
+
+PROBE_RID = "health-probe"
+
+_pack_generate = Packer(GENERATE)
+pack_abort = Packer(ABORT)
+
+
+def generate_record(
+    handle: int, job: Job, prompt: Prompt, max_context_len: int, chain_seed: bytes, output: Output
+) -> list[bytes]:
+    """A generate record's parts in order. Without a seed of its own, a request gets one here. [R51]
+
+    Args:
+        chain_seed: 16 bytes that page hashes start from, before the request's own salt. [R19]
+    """
+    sampling, room = job.sampling, max_context_len - len(prompt.ids)
+    stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
+    stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
+    chain = job.routing.chain_seed(chain_seed)
+    head = _pack_generate(
+        handle=handle,
+        arrival_ns=job.received_ns,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1),
+        chain_lo=int.from_bytes(chain[:8], "little"),
+        chain_hi=int.from_bytes(chain[8:], "little"),
+        session=job.routing.session_hash,
+        num_prompt_ids=len(prompt.ids),
+        num_page_hashes=len(prompt.hashes),
+        num_stop_ids=len(stop_ids),
+        stop_bytes=len(stop),
+        rid_bytes=len(rid),
+        flags=_flags(job),
+        max_new_tokens=min(room, sampling.max_new_tokens or room),
+        min_new_tokens=sampling.min_new_tokens,
+        stream_interval=output.stream_interval if job.out.is_streamed else output.plain_interval,
+        priority=sampling.priority,
+        dp_rank=-1 if job.routing.dp_rank is None else job.routing.dp_rank,
+        thinking_budget=-1,
+        cached_device=-1,
+        cached_host=-1,
+        cached_storage=-1,
+        top_k=sampling.top_k,
+        top_logprobs=-1,
+        logprob_start=-1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=1.0,
+    )
+    return [head, *map(_padded, (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid))]
+
+
+def read_finish(
+    job: Job,
+    marks: dict[str, int],
+    record: bytes,
+    text: bytes,
+    reasoning: bytes,
+    pieces: list[Piece],
+    ids: bytes,
+    reasoning_tokens: int,
+    first_token_ns: int,
+) -> Finish:
+    """The end of a request, from its last output record and what the pump has collected.
+
+    Raises EngineError when the record says that the request failed.
+    """
+    head = np.frombuffer(record, OUTPUT, 1)[0]
+    if head["finish_reason"] == FinishReason.ERROR:
+        start = OUTPUT.itemsize + align8(4 * int(head["num_ids"]))
+        message = record[start : start + int(head["error_bytes"])].decode(errors="replace")
+        raise EngineError(message or "The scheduler failed.")
+    names = ("inbox", "admitted", "queue", "first_forward", "prefill_done", "last_token")
+    marks = marks | {name: int(head[f"{name}_ns"]) for name in names}
+    if first_token_ns:
+        marks["first_token"] = first_token_ns
+    device, host, storage = (int(head[f"cached_{tier}"]) for tier in ("device", "host", "storage"))
+    usage = Usage(
+        prompt_tokens=int(head["num_prompt_ids"]),
+        completion_tokens=int(head["num_output_ids"]),
+        reasoning_tokens=reasoning_tokens,
+        cached_tokens=device + host + storage,
+        cached_device=device,
+        cached_host=host,
+        cached_storage=storage,
+    )
+    matched_id, matched_stop = int(head["matched_id"]), int(head["matched_stop"])
+    return Finish(
+        reason=FinishReason(int(head["finish_reason"])),
+        usage=usage,
+        matched_id=None if matched_id < 0 else matched_id,
+        matched_stop=None if matched_stop < 0 else job.sampling.stop[matched_stop],
+        text=text.decode(),
+        reasoning=reasoning.decode(),
+        pieces=pieces,
+        output_ids=np.frombuffer(ids, np.int32),
+        marks=marks,
+    )
+
+
+def _flags(job: Job) -> int:
+    """GenerateRecord.flags."""
+    flags = {
+        IGNORE_EOS: job.sampling.ignore_eos,
+        PROBE: job.rid == PROBE_RID,
+        NO_STOP_TRIM: job.sampling.no_stop_trim,
+        SKIP_SPECIAL: job.out.skip_special_tokens,
+        STOP_IN_CONTENT: job.out.starts_in_reasoning,
+    }
+    return sum(flag for flag, is_set in flags.items() if is_set)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
