@@ -1,7 +1,7 @@
 """The text half of a request: a job becomes ids and page hashes, in one job of the text pool. [R16] [R18] [R19]"""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,7 +11,13 @@ from glm53d.chat.jinja import Choice
 from glm53d.chat.stable import without_lines
 from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.front.job import Job
+from glm53d.front.sessions import Sessions
+from glm53d.obs.log import get_logger
 from glm53d.text.encode import Encoder
+
+log = get_logger(__name__)
+
+TOLD_CHARS = 80  # of the text where a session's prompt leaves the earlier one
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class TextHalf:
     page_size: int
     hash_key: bytes
     chain_seed: bytes  # 16 bytes, from what makes pages interchangeable [R19]
+    sessions: Sessions = field(default_factory=Sessions)
 
     def prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
         """The prompt of a job, at most `longest` tokens.
@@ -59,7 +66,10 @@ class TextHalf:
             num_cut = len(ids) - longest
             ids = ids[num_cut:]
         seed = job.routing.chain_seed(self.chain_seed)
-        return Prompt(ids, page_hashes(ids, self.page_size, self.hash_key, seed), rendered_ns, num_cut)
+        prompt = Prompt(ids, page_hashes(ids, self.page_size, self.hash_key, seed), rendered_ns, num_cut)
+        if job.conversation is not None and job.routing.session:
+            self._follow_session(job, prompt)
+        return prompt
 
     def encode(self, prompt: Conversation | str) -> np.ndarray:
         """The ids that a request with this prompt has: of a chat, or of a raw text."""
@@ -79,6 +89,18 @@ class TextHalf:
             "literal_control_tokens": self.choice.literal,
             "cache": self.encoder.stats(),
         }
+
+    def _follow_session(self, job: Job, prompt: Prompt) -> None:
+        """Say so when a session's prompt does not go on where it ended: its cached pages are lost from there. [R44]"""
+        left = self.sessions.follow(job.routing.session, prompt.hashes)
+        if left is None:
+            return
+        at = left.page * self.page_size
+        text = self.encoder.decode(prompt.ids[at : at + self.page_size], skip_special=False)
+        log.info(
+            "a session's prompt changes behind token %d of %d, in the page that begins %r",
+            at, left.num_pages * self.page_size, text[:TOLD_CHARS], extra={"rid": job.rid},
+        )  # fmt: skip
 
     def _segments(self, conv: Conversation) -> list[str | int]:
         conv = without_lines(conv, self.strip_lines)

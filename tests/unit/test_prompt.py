@@ -1,5 +1,6 @@
 """The text half on its own: lines taken out, lengths, both encodings of spelled control tokens. [R17] [R20] [R44]"""
 
+import logging
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from glm53d.chat.conversation import Conversation
 from glm53d.chat.jinja import choose
 from glm53d.chat.stable import without_lines
 from glm53d.errors import ContextTooLong, InvalidRequest
-from glm53d.front.job import Job
+from glm53d.front.job import Job, Routing
 from glm53d.front.prompt import TextHalf
+from glm53d.front.sessions import MAX_CHAINS, MAX_SESSIONS, Divergence, Sessions
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
 
@@ -101,3 +103,43 @@ def test_literal_control_tokens_give_the_flat_ids_of_other_engines():
     assert ENCODER.decode(np.array(flat, np.int32), skip_special=False) == ENCODER.decode(
         np.array(apart, np.int32), skip_special=False
     )
+
+
+def chain(*pages: int) -> np.ndarray:
+    """Page hashes: equal as long as all pages before are."""
+    return np.array([(hash(pages[: i + 1]) % 2**63, i) for i in range(len(pages))], np.uint64).reshape(-1, 2)
+
+
+def test_a_session_whose_prompt_grows_is_quiet_and_a_change_is_placed():
+    """[R44]"""
+    sessions = Sessions()
+    for pages in ((1, 2), (1, 2, 3), (1, 2, 3), (1, 2), (1, 2, 3, 4, 5), ()):
+        assert sessions.follow("s", chain(*pages)) is None
+    assert sessions.follow("s", chain(1, 2, 9, 4, 5)) == Divergence(page=2, num_pages=5)
+    assert sessions.follow("s", chain(1, 2, 9, 4, 5, 6)) is None  # goes on from there
+    assert sessions.follow("s", chain(1, 2, 3, 4, 5, 6)) is None  # and from the one before
+    assert sessions.follow("s", chain(7, 8)) is None  # a sub-agent's, nothing in common
+    assert sessions.follow("t", chain(1, 8)) is None  # another session's
+
+
+def test_only_so_many_sessions_and_prompts_of_each_are_kept():
+    sessions = Sessions()
+    for i in range(MAX_CHAINS + 1):
+        sessions.follow("s", chain(100 + i, 1))
+    assert sessions.follow("s", chain(100, 2)) is None  # the oldest is forgotten
+    assert sessions.follow("s", chain(100 + MAX_CHAINS, 2)) == Divergence(1, 2)
+    for i in range(MAX_SESSIONS):
+        sessions.follow(f"other {i}", chain(1))
+    assert sessions.follow("s", chain(100 + MAX_CHAINS, 3)) is None
+
+
+def test_the_log_says_where_a_session_changed_with_the_text_there(caplog):
+    """[R44]"""
+    text = half()
+    with caplog.at_level(logging.INFO):
+        for word, session in (("before", "s"), ("before", "s"), ("CHANGED", "s"), ("OTHER", "")):
+            content = "the same beginning " * 20 + word + " and the same end " * 20
+            conv = Conversation([{"role": "user", "content": content}])
+            text.prepare(Job("r7", 0, conversation=conv, routing=Routing(session=session)), 10_000, False)
+    (record,) = caplog.records
+    assert record.rid == "r7" and "CHANGED" in record.getMessage()
