@@ -87,7 +87,7 @@ class Kv(Section, frozen=True):
     page_size: Annotated[int, doc("Tokens per page: the unit of sharing and of eviction.", ge=1, le=1024)] = 64
     num_pages: Annotated[int, doc("Pages per attention-DP rank; 0 takes what memory_bytes holds.", ge=0)] = 0
     memory_bytes: Annotated[int, doc("Memory for KV per rank; 0 takes a quarter of the free memory, or of the GPU what the weights leave, for eight full contexts at most.", ge=0)] = 0  # fmt: skip
-    dtype: Annotated[Literal["auto", "fp8"], doc("auto: rows in the model's dtype. fp8: 656-byte rows (plan only, see docs/model.md).")] = "auto"  # fmt: skip
+    dtype: Annotated[Literal["auto", "fp8"], doc("auto: rows in the model's dtype. fp8: packed rows, 656 bytes for a latent and 132 for an index key of GLM-5.3.")] = "auto"  # fmt: skip
 
 
 class Scheduler(Section, frozen=True):
@@ -136,6 +136,12 @@ class Sim(Section, frozen=True):
     max_context_len: Annotated[int, doc("Prompt plus output at most.", ge=16)] = 262144
 
 
+class Speculation(Section, frozen=True):
+    """Drafts by the checkpoint's MTP layer, verified by the model: the same tokens in fewer steps. [R36]"""
+
+    num_draft_tokens: Annotated[int, doc("Tokens drafted and verified per request and step; 0: none. Needs a checkpoint with an MTP layer.", ge=0, le=5)] = 0  # fmt: skip
+
+
 class World(Section, frozen=True):
     """The rank processes."""
 
@@ -165,6 +171,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     template: Template = Template()
     output: Output = Output()
     sim: Sim = Sim()
+    speculation: Speculation = Speculation()
     world: World = World()
     log: Log = Log()
 
@@ -204,11 +211,15 @@ def validate(config: Config) -> None:
         raise ConfigError(f"parallel.attn_dp_size {parallel.attn_dp_size} does not divide tp_size {parallel.tp_size}")
     if parallel.tp_size % parallel.ep_size:
         raise ConfigError(f"parallel.ep_size {parallel.ep_size} does not divide tp_size {parallel.tp_size}")
-    if scheduler.max_running_requests > scheduler.max_step_tokens * parallel.attn_dp_size:
+    decode_len = 1 + config.speculation.num_draft_tokens
+    if scheduler.max_running_requests > scheduler.max_step_tokens // decode_len * parallel.attn_dp_size:
+        each = "one token" if decode_len == 1 else f"{decode_len} tokens"
         raise ConfigError(
             f"scheduler.max_running_requests {scheduler.max_running_requests} do not fit a step of max_step_tokens "
-            f"{scheduler.max_step_tokens} on {parallel.attn_dp_size} attention-DP ranks, one token each"
+            f"{scheduler.max_step_tokens} on {parallel.attn_dp_size} attention-DP ranks, {each} each"
         )
+    if config.speculation.num_draft_tokens and config.engine.kind == "sim":
+        raise ConfigError('speculation.num_draft_tokens: the engine of kind "sim" drafts nothing')
     if world.ring_bytes & (world.ring_bytes - 1):
         raise ConfigError(f"world.ring_bytes {world.ring_bytes} is no power of two")
     if world.pin_cpus and len(world.pin_cpus) != parallel.tp_size:
@@ -264,7 +275,9 @@ FOREIGN = {
     "mem_fraction_static": "kv.memory_bytes",
     "model_path": "model.path",
     "num_gpu_blocks_override": "kv.num_pages",
+    "num_speculative_tokens": "speculation.num_draft_tokens",
     "served_model_name": "model.name",
+    "speculative_num_steps": "speculation.num_draft_tokens",
     "ssl_certfile": "server.tls_cert",
     "ssl_keyfile": "server.tls_key",
     "tensor_parallel_size": "parallel.tp_size",

@@ -51,16 +51,13 @@ class Glm:
 
     @torch.inference_mode()
     def forward(self, step: Step, cache: KvCache) -> Tensor:
-        """Compute a step's tokens and cache their KV.
-
-        Returns float32 logits [num_logits, vocab_size] on the rank that owns the rows, [0, vocab_size] elsewhere.
-        """
+        """Cache the KV of a step's tokens; returns their states behind the last layer [num_tokens, hidden]."""
         x = self.embedded(step)
         angles = self.rope.angles(step.positions)
         chosen = step.groups
         for layer in self.layers:
             x, chosen = layer(x, step, angles, cache, chosen)
-        return self.logits(self.norm(x[step.logits_idx]), step.dp_num_logits)
+        return x
 
     def embedded(self, step: Step) -> Tensor:
         """[num_tokens, hidden] of this rank's tokens."""
@@ -71,8 +68,12 @@ class Glm:
         part = F.embedding(torch.where(inside, at, 0), self.embed) * inside[:, None]
         return self.ranks.sum_all(part, step.dp_num_tokens)
 
+    @torch.inference_mode()
     def logits(self, x: Tensor, dp_num_logits: Sequence[int]) -> Tensor:
-        """Of rows behind the last norm, each group's own: float32, whole at the rows' owner."""
+        """Of states behind the last norm, each group's own.
+
+        Returns float32 [num_logits, vocab_size] on the rank that owns the rows, [0, vocab_size] elsewhere.
+        """
         if not sum(dp_num_logits):
             return x.new_empty(0, self.vocab_size, dtype=torch.float32)
         shard = F.linear(self.ranks.gather_tokens(x, dp_num_logits), self.lm_head)

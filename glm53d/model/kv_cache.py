@@ -1,7 +1,7 @@
 """The device side of the KV cache: paged rows of every layer, and each request slot's block table.
 
     latent[layer]   one row per token: its latent of kv_lora_rank, then the rotated key
-    index_k[layer]  one row of index_head_dim per token, full layers only
+    index_k[layer]  one row of index_head_dim per token, full layers only; an MTP layer, behind the others, is full
     block_table     [max_slots, max_pages]       page numbers; behind a request's end: stale
 
 A token's row is its loc: page * page_size + position % page_size. Which pages are whose is the scheduler's business.
@@ -96,6 +96,7 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         fp8: bool = False,
+        num_mtp: int = 0,
     ):
         def latent() -> Rows:
             if fp8:
@@ -108,19 +109,20 @@ class KvCache:
             return PlainRows(num_pages * page_size, config.index_head_dim, dtype, device)
 
         self.page_size, self.dtype = page_size, dtype
-        self.latent = [latent() for _ in config.indexer_types]
-        self.index_k = [index_k() if kind == "full" else None for kind in config.indexer_types]
+        kinds = [*config.indexer_types, *["full"] * num_mtp]
+        self.latent = [latent() for _ in kinds]
+        self.index_k = [index_k() if kind == "full" else None for kind in kinds]
         max_pages = -(-max_context_len // page_size)
         self.block_table = torch.zeros(max_slots, max_pages, dtype=torch.int64, device=device)
         self._in_page = torch.arange(page_size, device=device)
 
     @staticmethod
-    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, *, fp8: bool = False, num_mtp: int = 0) -> int:
         """Of all layers together."""
         latent, index = config.latent_dim * dtype.itemsize, config.index_head_dim * dtype.itemsize
         if fp8:
             latent, index = latent_row_bytes(config.kv_lora_rank, config.qk_rope_head_dim), config.index_head_dim + 4
-        return config.num_hidden_layers * latent + config.num_full_layers * index
+        return (config.num_hidden_layers + num_mtp) * latent + (config.num_full_layers + num_mtp) * index
 
     def append_pages(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, pages: np.ndarray) -> None:
         """block_table[slots[i], starts[i] : starts[i] + counts[i]] = the next counts[i] of pages, for each run i."""

@@ -89,14 +89,14 @@ def plan_step(
     slots: np.ndarray,
     prefix_len: np.ndarray,
     extend_len: np.ndarray,
-    wants_logits: np.ndarray,
+    num_logits: np.ndarray,
 ) -> Step:
     """Lay out this rank's rows of one step: row i computes extend_len[i] tokens behind prefix_len[i] in slot slots[i].
 
     Args:
         cache: its block tables already hold the pages of all tokens up to prefix_len + extend_len.
         input_ids: [sum(dp_num_tokens)] int64 on the device, row after row, those of all attention-DP groups.
-        wants_logits: [num_rows] bool: the row's last token needs logits.
+        num_logits: [num_rows]: so many of the row's last tokens need logits.
     """
     device = input_ids.device
     ends = np.cumsum(extend_len)
@@ -104,7 +104,7 @@ def plan_step(
     positions = np.arange(len(token_slot)) - np.repeat(ends - extend_len - prefix_len, extend_len)
     host = torch.from_numpy(np.stack([token_slot, positions]).astype(np.int64))
     slot, position = host.to(device)
-    logits_idx = torch.from_numpy((ends[wants_logits] - 1).astype(np.int64)).to(device)
+    logits_idx = torch.from_numpy(last_tokens(ends, num_logits)).to(device)
     groups: list[Group] = []
     for rows in _runs(extend_len):
         tokens = slice(int(ends[rows.start] - extend_len[rows.start]), int(ends[rows.stop - 1]))
@@ -116,6 +116,12 @@ def plan_step(
             groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
     locs = cache.locs_at(slot, position)
     return Step(input_ids, dp_num_tokens, dp_num_logits, position, locs, logits_idx, groups)
+
+
+def last_tokens(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Indices of the last counts[i] tokens before each ends[i], row after row, int64."""
+    last = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(ends - last, counts)
 
 
 def parts(num_queries: int, elements_per_query: int) -> Iterator[slice]:

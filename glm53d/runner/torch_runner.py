@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,19 @@ from torch import Tensor
 from glm53d.config import Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, StepResult
-from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
-from glm53d.model.step import Step, plan_step
+from glm53d.model.mtp import Mtp
+from glm53d.model.step import Step, last_tokens, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner.base import Loaded, Progress
+from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
+from glm53d.runner.speculate import Drafter, accepted
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 AUTO_CONTEXTS = 8  # a pool that sizes itself holds no more full contexts: a small model need not take the machine
@@ -35,20 +36,21 @@ class Launched:
     """A step between launch and collect."""
 
     step: int
-    sampled: np.ndarray  # [num_rows] bool: rows that sample, of all attention-DP groups
-    owned: np.ndarray  # [num_rows] bool: those of them that are ours to report
-    ids: Tensor  # of the sampled rows, on the device
+    rows: Rows
+    samples: Tensor  # of the sampled rows, on the device
+    num_accepted: Tensor
     start_ns: int
 
 
 class TorchRunner:
-    """A Runner over Glm. Slot arrays live on the device: block tables, sampling parameters, last sampled ids.
+    """A Runner over Glm. Slot arrays live on the device: block tables, sampling parameters, last ids, drafts.
 
     A rank computes the rows of its attention-DP group; experts, embedding and head are computed by all ranks together,
     so every rank runs every step, if only with the tokens of others. A row's id is sampled by its group's first rank
     and goes to all ranks, whose embeddings need it next.
 
-    On the CPU a step has run when launch returns; on CUDA it is queued, and collect waits for it.
+    On the CPU a step has run when launch returns; on CUDA it is queued, and collect waits for it; with drafts it waits
+    once more, for how many were accepted.
     """
 
     def __init__(self, config: Config, rank: int, max_slots: int, tokenizer_size: int, rendezvous: Path | None = None):
@@ -82,29 +84,39 @@ class TorchRunner:
             raise StartError(
                 f"model.max_context_len is {context}, above the checkpoint's {model_config.max_position_embeddings}"
             )
+        num_drafts = self.config.speculation.num_draft_tokens
+        if num_drafts and model_config.num_nextn_predict_layers != 1:
+            raise StartError(
+                f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has "
+                f"{model_config.num_nextn_predict_layers} MTP layers instead of one: set it to 0"
+            )
         progress("rendezvous", 0)
         self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
-        checkpoint = Checkpoint(folder, model_config, self.dtype, self.device)
+        num_mtp = int(num_drafts > 0)
+        checkpoint = Checkpoint(folder, model_config, self.dtype, self.device, with_mtp=num_mtp > 0)
         layers = model_config.num_hidden_layers
         eps = self.config.model.q_kv_norm_eps or model_config.rms_norm_eps
         self.model = Glm(
             model_config, checkpoint, self.ranks, eps, lambda done: progress("weights", 100 * done // layers)
         )
+        mtp = Mtp(model_config, checkpoint, self.ranks, self.model, eps) if num_mtp else None
         checkpoint.close()
 
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
         fp8 = self.config.kv.dtype == "fp8"
-        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype, fp8=fp8)
+        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype, fp8=fp8, num_mtp=num_mtp)
         num_pages = self._num_pages(bytes_per_token * page_size, -(-context // page_size))
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         self.cache = KvCache(
-            model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots, max_context_len=context,
-            dtype=self.dtype, device=self.device, fp8=fp8,
+            model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots,
+            max_context_len=context + 2 * num_drafts, dtype=self.dtype, device=self.device, fp8=fp8, num_mtp=num_mtp,
         )  # fmt: skip
         self.sampler = Sampler(self.max_slots, min(self.tokenizer_size, model_config.vocab_size), self.device)
         self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
+        self.drafts = torch.zeros(self.max_slots, num_drafts, dtype=torch.int64, device=self.device)
+        self.drafter = Drafter(mtp, self.cache, self.sampler, self.ranks, self.drafts) if mtp is not None else None
         progress("kv cache", 100)
         return Loaded(num_pages, page_size, context, bytes_per_token, checkpoint.bytes_read)
 
@@ -116,25 +128,18 @@ class TorchRunner:
             self.sampler.init_slots(batch.inits)
         if len(batch.run_slot):
             self.cache.append_pages(batch.run_slot, batch.run_start, batch.run_count, batch.pages)
-        sampled = (batch.row_flags & ROW_SAMPLE) != 0
-        owned = sampled & (batch.row_dp_rank == self.layout.attn_dp_rank) & self.layout.owns_rows
-        ids = self.last_id[:0]
-        if batch.num_rows:
-            step = self._plan(batch, sampled)
-            logits = self.model.forward(step, self.cache)
-            seq_len = batch.row_prefix_len + batch.row_extend_len
-            if sampled.any():
-                own_ids = self.sampler.sample(logits, batch.row_slot[owned], seq_len[owned])
-                ids = self.ranks.share_ids(own_ids, step.dp_num_logits)
-                self.last_id.index_copy_(0, self._index(batch.row_slot[sampled]), ids)
-        self._launched.append(Launched(batch.step, sampled, owned, ids, start_ns))
+        rows = Rows.of(batch, self.layout)
+        samples, num_accepted = self._run(batch, rows)
+        self._launched.append(Launched(batch.step, rows, samples, num_accepted, start_ns))
 
     def collect(self) -> StepResult:
         """The result of the oldest step not yet collected; waits for it."""
         launched = self._launched.popleft()
-        counts = launched.owned.astype(np.int32)
-        ids = np.full((len(counts), 1), -1, np.int32)
-        ids[launched.owned, 0] = launched.ids.cpu().numpy()[launched.owned[launched.sampled]]
+        owned, sampled = launched.rows.owned, launched.rows.sampled
+        counts = np.zeros(len(owned), np.int32)
+        ids = np.full((len(owned), launched.samples.shape[1]), -1, np.int32)
+        counts[owned] = launched.num_accepted.cpu().numpy()[owned[sampled]] + 1
+        ids[owned] = launched.samples.cpu().numpy()[owned[sampled]]
         return StepResult(launched.step, counts, ids, launched.start_ns, time.monotonic_ns())
 
     def close(self) -> None:
@@ -142,20 +147,46 @@ class TorchRunner:
         self._launched.clear()
         self.ranks.close()
 
-    def _plan(self, batch: Batch, sampled: np.ndarray) -> Step:
+    def _run(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Of all groups' rows that sample: what was sampled [n, 1 + k], and how many drafts of it are accepted [n]."""
+        num_sampled = int(np.count_nonzero(rows.sampled))
+        samples = torch.full((num_sampled, 1 + self.drafts.shape[1]), -1, device=self.device)
+        if not batch.num_rows:
+            return samples, samples[:, 0]
+        step = self._plan(batch, rows)
+        hidden = self.model.forward(step, self.cache)
+        if self.drafter is not None:
+            hidden = self.model.norm(hidden)  # of every token, for the MTP layer
+            states = hidden[step.logits_idx]
+        else:
+            states = self.model.norm(hidden[step.logits_idx])
+        logits = self.model.logits(states, rows.dp_num_logits)
+        ids, num_accepted = samples[:0, 0], samples[:, 0]
+        if num_sampled:
+            slots = np.repeat(rows.slot[rows.owned], rows.num_logits[rows.owned])
+            own_ids = self.sampler.sample(logits, slots, rows.sampled_positions(rows.owned))
+            ids = self.ranks.share_ids(own_ids, rows.dp_num_logits)
+            count = rows.num_logits[rows.sampled]
+            samples[self._index(np.repeat(np.arange(num_sampled), count)), self._index(within(count))] = ids
+            slot = self._index(rows.slot[rows.sampled])
+            fed = torch.from_numpy(rows.fed[rows.sampled]).to(self.device)
+            num_accepted = accepted(samples, self.drafts[slot], fed)
+            self.last_id[slot] = samples.gather(1, num_accepted[:, None])[:, 0]
+        if self.drafter is not None:
+            self.drafter.draft(rows, step, hidden, ids, num_accepted)
+        return samples, num_accepted
+
+    def _plan(self, batch: Batch, rows: Rows) -> Step:
         input_ids = self._index(batch.input_ids)
-        fed = (batch.row_flags & ROW_FEED) != 0
-        if fed.any():
-            first_token = np.cumsum(batch.row_extend_len) - batch.row_extend_len
-            last_ids = self.last_id.index_select(0, self._index(batch.row_slot[fed]))
-            input_ids.index_copy_(0, self._index(first_token[fed]), last_ids)
-        groups = np.arange(self.layout.attn_dp_size)
-        starts = np.searchsorted(batch.row_dp_rank, [*groups, len(groups)])  # rows are ordered by group
-        dp_num_logits = [int(sampled[a:b].sum()) for a, b in pairwise(starts)]
-        own = slice(starts[self.layout.attn_dp_rank], starts[self.layout.attn_dp_rank + 1])
+        if rows.fed.any():
+            tokens = last_tokens(rows.ends[rows.fed], rows.extend_len[rows.fed])
+            slot = self._index(rows.slot[rows.fed])
+            fed_ids = torch.cat([self.last_id[slot, None], self.drafts[slot]], 1)
+            input_ids.index_copy_(0, self._index(tokens), fed_ids.flatten())
+        own = rows.own
         return plan_step(
-            self.cache, input_ids, batch.dp_num_tokens.tolist(), dp_num_logits,
-            batch.row_slot[own], batch.row_prefix_len[own], batch.row_extend_len[own], sampled[own],
+            self.cache, input_ids, rows.dp_num_tokens, rows.dp_num_logits,
+            rows.slot[own], rows.prefix_len[own], rows.extend_len[own], rows.num_logits[own],
         )  # fmt: skip
 
     def _index(self, values: np.ndarray) -> Tensor:
@@ -183,3 +214,8 @@ class TorchRunner:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size
+
+
+def within(counts: np.ndarray) -> np.ndarray:
+    """0 .. counts[0] - 1, then 0 .. counts[1] - 1, and so on."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

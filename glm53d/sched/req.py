@@ -50,6 +50,7 @@ class Req:
     tree_pages: int = 0  # leading pages of its table that the tree owns; the others are its own
     cached_tokens: int = -1  # found at first admission, never changed after [F-D7]
     num_retractions: int = 0
+    num_accepted: int = 0  # draft tokens, before it took its slot
     inbox_ns: int = 0
     waiting_since_ns: int = 0
     queue_ns: int = 0
@@ -175,6 +176,7 @@ def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> np.void:
     head["token_offset"] = head["num_output_ids"] = req.num_output_ids
     head["cached_device"] = max(0, req.cached_tokens)
     head["num_retractions"] = req.num_retractions
+    head["num_accepted"] = req.num_accepted
     head["dp_rank"] = req.dp_rank
     head["inbox_ns"] = req.inbox_ns
     head["queue_ns"] = req.queue_ns

@@ -23,7 +23,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     sched.counters.steps += 1
     prompts = (batch.row_flags & ROW_FEED) == 0
     if num_prompts := int(np.count_nonzero(prompts)):
-        sched.counters.prefill_tokens += batch.num_tokens - (batch.num_rows - num_prompts)
+        num_decoded = (batch.num_rows - num_prompts) * sched.limits.decode_len
+        sched.counters.prefill_tokens += batch.num_tokens - num_decoded
         _prompts(sched, batch.row_slot[prompts], now_ns)
 
     slot, ids, counts = batch.row_slot, result.ids, result.counts
@@ -36,6 +37,9 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     counts, verdict = cuts[:, 0].copy(), cuts[:, 1]
     stopped = _look_closer(sched, slot, ids, counts, verdict) if slots.num_with_stops else {}
     sched.counters.decode_tokens += sched.log.advance(slot, counts, ids, slots.seq_len, slots.num_output)
+    if sched.limits.num_draft_tokens:
+        slots.prefix_len[slot] = slots.seq_len[slot] - 1  # drafts that were refused or cut off are computed for nothing
+        slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
     for i in verdict.nonzero()[0].tolist():
         req = slots.reqs[slot[i]]
         assert req is not None

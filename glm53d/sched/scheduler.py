@@ -49,12 +49,28 @@ class Limits:
     vocab_size: int
     think_end: int  # the id that ends reasoning
     hash_key: bytes = bytes(16)
+    num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
     debug: bool = False  # check the books after every step
 
     @property
     def max_req_input_len(self) -> int:
         """The longest prompt that can be served: one output token must fit behind it."""
-        return min(self.max_context_len, self.num_pages * self.page_size) - 1
+        return self.max_seq_len - 1
+
+    @property
+    def max_seq_len(self) -> int:
+        """Prompt and output of the longest request, which has a pool for itself."""
+        return min(self.max_context_len, self.num_pages * self.page_size - self.headroom)
+
+    @property
+    def headroom(self) -> int:
+        """KV slots behind a request's tokens that a step may write: drafts verified, and drafts made behind those."""
+        return 2 * self.num_draft_tokens
+
+    @property
+    def decode_len(self) -> int:
+        """Tokens that a decoding request computes in a step."""
+        return 1 + self.num_draft_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -92,12 +108,12 @@ class DecodeRows:
     input_ids: np.ndarray
 
     @classmethod
-    def make(cls, per_rank: list[int]) -> "DecodeRows":
-        """For so many decoding requests of each attention-DP rank."""
+    def make(cls, per_rank: list[int], decode_len: int) -> "DecodeRows":
+        """For so many decoding requests of each attention-DP rank, decode_len tokens each."""
         num = sum(per_rank)
         dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
         flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
-        return cls(dp_rank, np.ones(num, np.int32), flags, np.full(num, -1, np.int32))
+        return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
 
 
 class Scheduler:
@@ -125,7 +141,7 @@ class Scheduler:
         self._waiting_tokens = 0
         self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
-        self._decode_rows = DecodeRows.make([0])
+        self._decode_rows = DecodeRows.make([0], limits.decode_len)
         self._inits: list[Req] = []
         self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
 
@@ -200,7 +216,7 @@ class Scheduler:
     def next_batch(self, now_ns: int) -> Batch | None:
         """Choose the tokens every rank computes next; None when nothing can run. [R29]
 
-        Every decoding request gets its token; what is left of each rank's max_step_tokens extends admitted prompts in
+        Every decoding request gets its tokens; what is left of each rank's max_step_tokens extends admitted prompts in
         admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays
         an ITL by more than one step of max_step_tokens.
         """
@@ -208,7 +224,8 @@ class Scheduler:
             return None
         self._grow_tables()
         decode = self.decoding_slots()
-        budget = [self.limits.max_step_tokens - len(rank.decoding) for rank in self.ranks]
+        decode_len = self.limits.decode_len
+        budget = [self.limits.max_step_tokens - decode_len * len(rank.decoding) for rank in self.ranks]
         chunks: list[tuple[Req, int]] = []
         for dp_rank, rank in enumerate(self.ranks):
             for req in rank.prefilling:
@@ -223,25 +240,26 @@ class Scheduler:
         """Slots of decoding requests, ordered by rank. Changes only when one begins or ends to decode."""
         if self._decode_slots is None:
             self._decode_slots = np.array([slot for rank in self.ranks for slot in rank.decoding], np.int32)
-            self._decode_rows = DecodeRows.make([len(rank.decoding) for rank in self.ranks])
+            self._decode_rows = DecodeRows.make([len(rank.decoding) for rank in self.ranks], self.limits.decode_len)
         return self._decode_slots
 
     def _grow_tables(self) -> None:
-        """See that each decoding request has a page for its next token; retract or end some if none is left. [R30]"""
+        """See that each decoding request has pages for its next step; retract or end some if none is left. [R30]"""
         slots, size = self.slots, self.limits.page_size
         decode = self.decoding_slots()
-        for slot in decode[slots.seq_len[decode] > slots.num_pages[decode] * size]:
-            req = slots.reqs[slot]
+        need_len = slots.seq_len[decode] + self.limits.headroom
+        for i in np.flatnonzero(need_len > slots.num_pages[decode] * size).tolist():
+            req = slots.reqs[decode[i]]
             if req is None or req.state is not ReqState.DECODE:
                 continue  # retracted for one before it
-            page = self._pages_for_running(req)
-            if page is not None:
-                self._append_pages(req, page)
+            count = policy.pages_for(int(need_len[i]), size) - int(slots.num_pages[req.slot])
+            if (pages := self._pages_for_running(req, count)) is not None:
+                self._append_pages(req, pages)
 
-    def _pages_for_running(self, req: Req) -> np.ndarray | None:
-        """One page for a running request, retracting others until there is one; None when it had to go itself."""
+    def _pages_for_running(self, req: Req, count: int) -> np.ndarray | None:
+        """Pages for a running request, retracting others until there are; None when it had to go itself."""
         rank = self.ranks[req.dp_rank]
-        while (page := self._allocate(rank, 1)) is None:
+        while (pages := self._allocate(rank, count)) is None:
             running = [(r, int(self.slots.num_output[r.slot])) for r in self._running(rank)]
             loser = policy.victim(running)
             if loser is None:  # alone and out of pages: the pool is its limit [F-I2]
@@ -251,7 +269,7 @@ class Scheduler:
             self._retract(loser)
             if loser is req:
                 return None
-        return page
+        return pages
 
     def _take_chunk(self, req: Req, budget: int, chunks: list[tuple[Req, int]]) -> int:
         left = len(req.tokens) - int(self.slots.prefix_len[req.slot])
@@ -331,10 +349,11 @@ class Scheduler:
         self._hash_up_to(req, usable)
         for dp_rank in self._preference(req, usable):
             rank = self.ranks[dp_rank]
-            if budget[dp_rank] <= 0:
+            num_running = len(rank.prefilling) + len(rank.decoding)
+            if budget[dp_rank] <= 0 or (num_running + 1) * self.limits.decode_len > self.limits.max_step_tokens:
                 continue
             matched, node = rank.tree.match(req.hashes[:usable], self.step)
-            need = policy.pages_for(len(req.tokens), size) - matched
+            need = policy.pages_for(len(req.tokens) + self.limits.headroom, size) - matched
             rank.tree.lock(node)  # before evicting, or the match itself could go
             pages = self._allocate(rank, need, headroom=len(rank.decoding))
             if pages is None:
@@ -390,8 +409,7 @@ class Scheduler:
         )  # fmt: skip
 
     def _max_output(self, req: Req) -> int:
-        room = min(self.limits.max_context_len, self.limits.num_pages * self.limits.page_size) - req.num_prompt_ids
-        return min(int(req.head["max_new_tokens"]), room)
+        return min(int(req.head["max_new_tokens"]), self.limits.max_seq_len - req.num_prompt_ids)
 
     def _allocate(self, rank: DpRank, count: int, headroom: int = 0) -> np.ndarray | None:
         """Pages from the pool, evicting what nobody uses; None, with nothing changed, when there are too few."""
@@ -445,6 +463,7 @@ class Scheduler:
         """Send a running request back to the queue with its tokens kept; clients see a pause only. [R22] [R30]"""
         req.tokens = np.concatenate([req.tokens, self.log.get(req.slot)])
         req.num_output_ids = int(self.slots.num_output[req.slot])
+        req.num_accepted = int(self.slots.out_heads[req.slot]["num_accepted"])
         self.throttle.flush(req)
         self._leave_rank(req)
         req.become(ReqState.WAITING)

@@ -42,13 +42,13 @@ class Driver:
         rng.shuffle(self.free)
         self.step = 0
         self.num_slots = 0
-        forward = runner.model.forward
+        logits = runner.model.logits
 
         def keep(*args: Any) -> Tensor:
-            self.last_logits = forward(*args)
+            self.last_logits = logits(*args)
             return self.last_logits
 
-        runner.model.forward = keep  # type: ignore[method-assign]
+        runner.model.logits = keep  # type: ignore[method-assign]
 
     def request(self, prompt: list[int], shared: "Request | None" = None, **sampling: Any) -> Request:
         """A new request; `shared` lends the full pages of the common prefix, whose KV it has already."""

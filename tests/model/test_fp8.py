@@ -96,8 +96,9 @@ def test_groups_of_zeros_and_a_last_partial_group_are_exact():
 
 
 def test_bytes_per_token_are_the_published_ones():
-    """53,940 of the main model with FP8 rows."""
+    """With FP8 rows, of the main model and with its MTP layer."""
     assert KvCache.bytes_per_token(GLM_5_3, torch.bfloat16, fp8=True) == 53_940
+    assert KvCache.bytes_per_token(GLM_5_3, torch.bfloat16, fp8=True, num_mtp=1) == 54_728
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from glm53d.config import Config, Kv, Model, Parallel, Scheduler
+from glm53d.config import Config, Kv, Model, Parallel, Scheduler, Speculation
 from glm53d.errors import StartError
 from glm53d.model.config import ModelConfig
 from glm53d.world.plan import memory_plan
@@ -24,13 +24,19 @@ def layouts(size: int) -> list[tuple[int, int]]:
 
 
 def config_of(
-    folder: Path, tp_size: int = 1, attn_dp_size: int = 1, ep_size: int = 1, kv_dtype: Literal["auto", "fp8"] = "auto"
+    folder: Path,
+    tp_size: int = 1,
+    attn_dp_size: int = 1,
+    ep_size: int = 1,
+    kv_dtype: Literal["auto", "fp8"] = "auto",
+    num_draft_tokens: int = 0,
 ) -> Config:
     return Config(
         model=Model(path=str(folder), max_context_len=128),
         kv=Kv(page_size=4, num_pages=64, dtype=kv_dtype),
         parallel=Parallel(tp_size=tp_size, attn_dp_size=attn_dp_size, ep_size=ep_size),
         scheduler=Scheduler(max_running_requests=6, max_step_tokens=24),
+        speculation=Speculation(num_draft_tokens=num_draft_tokens),
     )
 
 
@@ -88,6 +94,18 @@ def test_seeded_sampling_from_shards_is_that_of_one_rank(ranks, checkpoints):
     for attn_dp_size in (1, ranks.size):
         world = served(ranks, config_of(folder, ranks.size, attn_dp_size, ranks.size))
         assert serve(world, 5, NUM_NEW, **sampling) == expected
+
+
+def test_drafts_are_made_and_verified_by_all_ranks_together(ranks, checkpoints):
+    folder, expected = checkpoints[1]
+    for attn_dp_size in (1, ranks.size):
+        config = config_of(folder, ranks.size, attn_dp_size, ranks.size // attn_dp_size, num_draft_tokens=3)
+        world = served(ranks, config)
+        plan = memory_plan(ModelConfig.load(folder), config, 1 << 30, mtp=True)
+        assert world.loaded.weight_bytes == plan.weight_bytes
+        assert world.loaded.kv_bytes_per_token == plan.kv_bytes_per_token
+        assert serve(world, 1, NUM_NEW) == expected
+        assert attn_dp_size == 1 or world.num_idle
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused(ranks, tmp_path):

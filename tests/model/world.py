@@ -6,12 +6,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 
 from glm53d.config import Config
 from glm53d.errors import Glm53dError
 from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
 from glm53d.runner.base import Loaded
 from glm53d.runner.torch_runner import TorchRunner
 from glm53d.worker.leader import merge
@@ -91,12 +93,12 @@ class Alone:
     size = 1
 
     def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
-        self._runner = TorchRunner(config, 0, max_slots, tokenizer_size)
-        return [self._runner.load(lambda phase, percent: None)]
+        self.runner = TorchRunner(config, 0, max_slots, tokenizer_size)
+        return [self.runner.load(lambda phase, percent: None)]
 
     def step(self, batch: Batch) -> list[StepResult]:
-        self._runner.launch(batch)
-        return [self._runner.collect()]
+        self.runner.launch(batch)
+        return [self.runner.collect()]
 
 
 class ServedWorld(SchedWorld):
@@ -114,18 +116,19 @@ class ServedWorld(SchedWorld):
             max_context_len=self.loaded.max_context_len,
             max_running=max_running,
             max_step_tokens=config.scheduler.max_step_tokens,
+            num_draft_tokens=config.speculation.num_draft_tokens,
         )
         self.num_idle = self.num_mixed = 0
 
     def compute(self, batch: Batch) -> StepResult:
         """What a leader does, and a look at who answered: each row exactly once, by its group's first rank."""
         self.num_idle += int((batch.dp_num_tokens == 0).any())
-        self.num_mixed += int(batch.row_extend_len.min() == 1 < batch.row_extend_len.max())
+        self.num_mixed += int(0 < np.count_nonzero(batch.row_flags & ROW_FEED) < batch.num_rows)
         results = self.ranks.step(batch)
         group = self.ranks.size // self.limits.attn_dp_size
         for rank, result in enumerate(results):
-            sampled = (batch.row_flags & 1) * (batch.row_dp_rank * group == rank)
-            assert result.counts.tolist() == sampled.tolist()
+            sampled = (batch.row_flags & ROW_SAMPLE) * (batch.row_dp_rank * group == rank)
+            assert np.minimum(result.counts, 1).tolist() == sampled.tolist()
         result = results[0]
         for other in results[1:]:
             result = merge(result, other)

@@ -1,0 +1,89 @@
+"""Drafts: made by the MTP layer behind every step, verified by the model in the next one. [R36]
+
+    step     last id, d1 .. dk  ->  samples s0 .. sk, each by its position's own random number
+    verify   s0 is the next token whatever the drafts; s_i is one if d_1 .. d_i equal s_0 .. s_(i-1)
+    draft    the MTP layer over the same tokens, with the samples as next tokens; then k - 1 steps of its own
+
+So outputs are those of decoding without drafts, token for token: a draft saves a step or is worth nothing.
+
+Of a prompt's chunk, the next token of the last one is not here yet, and its MTP row is made with that token itself; the
+same goes for a cached prefix that is continued otherwise. Drafts may be the worse for it, outputs cannot.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glm53d.model.groups import RankGroups
+from glm53d.model.kv_cache import KvCache
+from glm53d.model.mtp import Mtp
+from glm53d.model.step import Step, last_tokens, plan_step
+from glm53d.runner.rows import Rows
+from glm53d.runner.sampler import Sampler
+
+
+def accepted(samples: Tensor, drafts: Tensor, fed: Tensor) -> Tensor:
+    """How many drafts of each row equal the samples, up to the first that does not.
+
+    Args:
+        samples: [n, 1 + k]. drafts: [n, k]. fed: [n] bool, whether the row had drafts at all.
+    Returns:
+        [n] int64, 0 .. k.
+    """
+    return ((drafts == samples[:, :-1]) & fed[:, None]).long().cumprod(1).sum(1)
+
+
+class Drafter:
+    """Makes drafts, and keeps each slot's until its next step. Owned by one runner."""
+
+    def __init__(self, mtp: Mtp, cache: KvCache, sampler: Sampler, ranks: RankGroups, drafts: Tensor):
+        """drafts: [max_slots, k], where the runner finds them."""
+        self.mtp = mtp
+        self.cache = cache
+        self.sampler = sampler
+        self.ranks = ranks
+        self.drafts = drafts
+
+    def draft(self, rows: Rows, step: Step, hidden: Tensor, ids: Tensor, num_accepted: Tensor) -> None:
+        """Fill the MTP layer's KV of a step's tokens, and draft behind each row that has sampled.
+
+        Args:
+            hidden: [num_tokens, hidden] of this rank's tokens, behind the model's last norm.
+            ids: [sum(num_logits)] samples of all groups, token by token. num_accepted: [num sampled rows] likewise.
+        """
+        state = self.mtp.forward(replace(step, input_ids=_next_ids(rows, step.input_ids, ids)), hidden, self.cache)
+        if not rows.sampled.any():
+            return
+        own = np.zeros_like(rows.sampled)
+        own[rows.own] = rows.sampled[rows.own]
+        # Of the tokens that gave logits, the last that counts: behind it stands a sample that is no draft.
+        back = rows.num_logits[rows.sampled] - num_accepted.cpu().numpy()
+        position = np.zeros_like(rows.prefix_len)
+        position[rows.sampled] = rows.seq_len[rows.sampled] - back
+        first = int(rows.extend_len[: rows.own.start].sum())
+        at = (rows.ends[own] - first) - back[own[rows.sampled]]
+        state = state[torch.from_numpy(at).to(state.device)]
+        slots, counts = torch.from_numpy(rows.slot[rows.sampled]).to(state.device), rows.dp_num_sampled
+        ones = np.ones(int(own.sum()), np.int64)
+        num_drafts = self.drafts.shape[1]
+        for i in range(num_drafts):
+            logits = self.mtp.model.logits(state, counts)
+            drawn = self.sampler.sample(logits, rows.slot[rows.owned], position[rows.owned] + 2 + i)
+            ids = self.ranks.share_ids(drawn, counts)
+            self.drafts[slots, i] = ids
+            if i + 1 < num_drafts:
+                prefix_len = position[own] + 1 + i
+                step = plan_step(self.cache, ids, counts, counts, rows.slot[own], prefix_len, ones, ones)
+                state = self.mtp.forward(step, state, self.cache)
+
+
+def _next_ids(rows: Rows, input_ids: Tensor, ids: Tensor) -> Tensor:
+    """Of each token of all groups, the one behind it: the row's next, or what was sampled there."""
+    ends = rows.ends
+    index = np.arange(len(input_ids)) + 1
+    index[ends - 1] -= 1
+    following = input_ids[torch.from_numpy(index).to(input_ids.device)]
+    sampled = torch.from_numpy(last_tokens(ends, rows.num_logits)).to(input_ids.device)
+    return following.index_copy_(0, sampled, ids)
