@@ -2,9 +2,9 @@
 
     python -m bench.micro.parse
 
-CPU µs per token. A token is a tag or four characters. "Of so many lines" is a call that writes a
-file: its cost per token must not grow with what has come. "To its chunk" adds what a chat makes of the events. The
-alternative joins the text so far and runs a regular expression over it, as parsers on text do; only where that ends.
+CPU µs per token. A token is a tag or four characters. "Of so many lines" is a call that writes a file: its cost per
+token must not grow with what has come. "To its chunk" adds what a chat makes of the events. The alternative joins the
+text so far and runs a regular expression over it, as parsers on text do; measured only where that ends.
 """
 
 import json

@@ -29,7 +29,7 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
     const std::string_view bytes = is_known ? vocab_->bytes(id, spec_.skip_special) : std::string_view{};
     unknown += !is_known;
     const Phase phase = arriving_;
-    if (id < first_marked_ || !mark(id, bytes.size())) raw_ += bytes;
+    if (id < first_marked_ || !mark(id, bytes)) raw_ += bytes;
     reasoning_tokens_ += arriving_ == kReasoning;
     ids_.push_back(id);
     ids_reasoning_ += phase == kReasoning;
@@ -39,11 +39,11 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
 }
 
 // Whether the id is more than its bytes; then it has been taken into raw_ and marks_.
-bool OutState::mark(int32_t id, size_t num_bytes) {
+bool OutState::mark(int32_t id, std::string_view bytes) {
   const Phase before = arriving_;
   if (before == kReasoning && id == markup_->end_reasoning) {
     arriving_ = kContent;
-    num_bytes = 0;
+    bytes = {};
   } else if (before != kPython && has(spec_.python_ids, id)) {
     arriving_ = kPython;
   }
@@ -52,8 +52,8 @@ bool OutState::mark(int32_t id, size_t num_bytes) {
   const int32_t void_id = before == kReasoning ? markup_->begin_reasoning : markup_->end_reasoning;
   const bool is_void = spec_.starts_in_reasoning && id == void_id;
   if (arriving_ == before && !is_piece && !is_void) return false;
-  marks_.push_back({raw_.size(), raw_.size() + num_bytes, id, arriving_, is_piece});
-  raw_.append(num_bytes, ' ');
+  marks_.push_back({raw_.size(), raw_.size() + bytes.size(), id, arriving_, is_piece});
+  raw_ += bytes;
   return true;
 }
 
@@ -63,7 +63,7 @@ void OutState::release(size_t num_bytes) {
   for (; num_passed < marks_.size() && marks_[num_passed].end <= num_bytes; ++num_passed) {
     const Mark& mark = marks_[num_passed];
     append(raw.substr(at, mark.begin - at));
-    pass(mark);
+    pass(mark, raw.substr(mark.begin, mark.end - mark.begin));
     at = mark.end;
   }
   if (num_passed < marks_.size()) num_bytes = std::min(num_bytes, marks_[num_passed].begin);
@@ -73,9 +73,11 @@ void OutState::release(size_t num_bytes) {
   for (Mark& mark : marks_) mark.begin -= num_bytes, mark.end -= num_bytes;
 }
 
-void OutState::pass(const Mark& mark) {
+void OutState::pass(const Mark& mark, std::string_view bytes) {
   append_text([this](std::string& out) { utf8_finish(utf8_, out); });
   if (leaving_ == kReasoning && mark.after != kReasoning) std::string().swap(thoughts_);
+  // A tag that is a piece of the thinking is part of its text.
+  if (mark.after == kReasoning && mark.id != markup_->begin_reasoning) thoughts_ += bytes;
   if (mark.after == kPython && leaving_ == kContent && holds_content()) {
     pieces_.add_text([this](std::string& out) { out += text_[kContent]; });
     text_[kContent].clear();

@@ -168,6 +168,8 @@ class Turn:
                 run = b""
                 if piece is not None:
                     self.pieces.append(piece)
+                if phase == "reasoning" and piece in {ARG_KEY, TOOL_CALL} - set(self.python_ids):
+                    self.texts[phase] += TOKENS[piece].decode()  # a tag in the thinking is part of its text
             left -= len(data)
             if left < 0:
                 break

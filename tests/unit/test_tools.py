@@ -92,6 +92,14 @@ def test_a_string_streams_as_it_comes_and_is_escaped():
     assert tools.feed([ADDED["</tool_call>"]]) == [ToolCallArguments(0, "}"), ToolCallEnd(0)]
 
 
+def test_a_file_of_ten_thousand_lines_is_sent_line_by_line():
+    """F-E17"""
+    tools, lines = parser(), [f'{i}: say "x"\n' for i in range(10_000)]
+    tools.feed(pieces_of("<tool_call>f<arg_key>s</arg_key><arg_value>"))
+    sent = [tools.feed([line]) for line in lines]
+    assert sent == [[ToolCallArguments(0, json.dumps(line)[1:-1])] for line in lines]
+
+
 def test_a_value_of_an_uncertain_type_waits_for_its_end():
     """F-E3"""
     tools = parser()

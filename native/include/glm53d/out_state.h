@@ -81,9 +81,9 @@ class OutState {
   };
   enum class Entered : uint8_t { kNo, kYes, kLeft };
 
-  bool mark(int32_t id, size_t num_bytes);
+  bool mark(int32_t id, std::string_view bytes);
   void release(size_t num_bytes);
-  void pass(const Mark& mark);
+  void pass(const Mark& mark, std::string_view bytes);
   void append(std::string_view bytes);
   template <class Append>
   void append_text(Append&& append);
