@@ -1,9 +1,4 @@
-"""Where everything lies: ranks and groups, weights and KV per rank. Arithmetic on config.json: no GPU, no torch. [R1]
-
-    rank           0   1   2   3   4   5   6   7        tp_size 8, attn_dp_size 4, ep_size 2
-    attn_dp_rank   0   0   1   1   2   2   3   3        a group has one KV pool, splits attention's heads
-    attn_tp_rank   0   1   0   1   0   1   0   1
-    attn_dp_rank   0   0   1   1   2   2   3   3        a group has one KV pool; attention's heads are split in it
+"""Where everything lies: weights and KV of each rank. Arithmetic on config.json: no GPU, no torch. [R1]
 
 What attention and dense MLPs split over is the attention group; the vocabulary is split over all ranks; norms, routers,
 indexers and the down-projections to latents stand on every rank. A latent has no heads to split by, so each rank of an
@@ -18,6 +13,7 @@ from pathlib import Path
 from glm53d.config import AUTO_CONTEXTS, Config
 from glm53d.errors import ConfigError
 from glm53d.model.config import GLM_5_3, ModelConfig
+from glm53d.model.layout import Layout
 
 H200_BYTES = 143_771 << 20
 """What an H200 reports. A plan made without a GPU at hand assumes it."""
@@ -27,16 +23,6 @@ KEPT_SHARE, KEPT_BYTES = 0.03, 9_000_000_000
 
 CONTEXTS = {"1M": 1 << 20, "200K": 200_000, "32K": 1 << 15}
 """The request sizes a plan counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One rank's place in the layout."""
-
-    rank: int
-    attn_dp_rank: int
-    attn_tp_rank: int
-    ep_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +48,11 @@ class MemoryPlan:
         return self.num_pools * (self.num_pages // -(-context_len // self.page_size))
 
 
-def layout(config: Config) -> list[Place]:
+def layout(config: Config) -> list[Layout]:
     """Every rank's place, in order of rank."""
     parallel = config.parallel
-    attn_tp_size, moe_tp_size = parallel.tp_size // parallel.attn_dp_size, parallel.tp_size // parallel.ep_size
     return [
-        Place(rank, rank // attn_tp_size, rank % attn_tp_size, rank // moe_tp_size) for rank in range(parallel.tp_size)
+        Layout(rank, parallel.tp_size, parallel.attn_dp_size, parallel.ep_size) for rank in range(parallel.tp_size)
     ]
 
 
@@ -156,7 +141,9 @@ def _memory(config: Config) -> tuple[int, str]:
         return H200_BYTES, "assumed, an H200"
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = int(re.findall(r"MemAvailable: +(\d+) kB", meminfo)[0]) << 10
-    return available // 4, f"a quarter of the {_size(available)} free now"
+    share = f"a quarter of the {_size(available)} free now"
+    tp_size = config.parallel.tp_size
+    return available // 4 // tp_size, share if tp_size == 1 else f"its part of {share}"
 
 
 def _table(plans: dict[str, MemoryPlan]) -> list[str]:
