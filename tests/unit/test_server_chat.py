@@ -74,6 +74,21 @@ async def test_a_turn_without_end_of_thinking_is_answer_if_it_stopped_and_though
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (content, reasoning)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+async def test_thinking_is_told_apart_whatever_switch_a_client_turns(client, fields):
+    """F-F2: this model has none, so it thinks all the same."""
+    message = (await client.post(CHAT, {"messages": HI} | fields)).json["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ('Hello "you"\n世界', "Let me think.")
+    assert client.engine.jobs[-1].out.starts_in_reasoning
+
+
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 async def test_a_stream_repeats_as_content_what_was_all_answer(client, reason):
     """F-F1"""
