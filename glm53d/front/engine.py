@@ -51,7 +51,7 @@ class Stream:
         self._engine = engine
         self._entry = entry
         self._write: Callable[[bytes], None] | None = None
-        self._frame: Callable[[list[Piece]], bytes] | None = None
+        self._frame: Callable[[bytes, list[Piece]], bytes] | None = None
         self._early: tuple[bytes, list[Piece]] = b"", []  # from before start()
 
     @property
@@ -67,10 +67,13 @@ class Stream:
         """Tokens that the prompt lost at its beginning, because it was too long."""
         return self._entry.num_cut_ids
 
-    def start(self, write: Callable[[bytes], None], frame: Callable[[list[Piece]], bytes] | None = None) -> None:
-        """From now on frames, whole events joined per wake, go to write.
+    def start(
+        self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None
+    ) -> None:
+        """From now on whole events, joined per wake, go to write.
 
-        frame: makes frames of pieces; needed for a request that may have any.
+        frame: makes the events of what came, frames and pieces behind them; needed for a request that may have pieces.
+        Without it the frames are the events.
         """
         self._write, self._frame = write, frame
         early, self._early = self._early, (b"", [])
@@ -90,9 +93,8 @@ class Stream:
         if self._write is None:
             self._early = self._early[0] + frames, self._early[1] + pieces
             return
-        if pieces:
-            assert self._frame is not None
-            frames += self._frame(pieces)
+        if self._frame is not None:
+            frames = self._frame(frames, pieces)
         if frames:
             self._write(frames)
 

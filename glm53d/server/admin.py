@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from glm53d.errors import InvalidRequest, NotFound
+from glm53d.errors import InvalidRequest
 from glm53d.obs import log as logs
 from glm53d.server import body, exchange
 from glm53d.server.exchange import SERVICE
@@ -42,12 +42,8 @@ _LOGGING = msgspec.json.Decoder(LoggingBody)
 
 async def cancel(request: web.Request) -> web.Response:
     """Handle POST /v1/requests/{id}/cancel: end a request by its rid, or by the id of its answer. [R48]"""
-    engine, id = request.app[SERVICE].engine, request.match_info["id"]
-    cancelled = engine.abort_rid(id)
-    if not cancelled and (rid := exchange.rid_of(id)) is not None:
-        cancelled = engine.abort_rid(rid)
-    if not cancelled:
-        raise NotFound(f"No request `{id}` is in flight.", "id")
+    id = request.match_info["id"]
+    cancelled = exchange.abort_by_id(request.app[SERVICE].engine, id)
     return body.json_response(body.encode({"id": id, "cancelled": cancelled}))
 
 

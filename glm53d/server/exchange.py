@@ -15,7 +15,7 @@ from aiohttp import web
 
 from glm53d.chat.events import Piece
 from glm53d.config import Config
-from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotReady, RequestError
+from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotFound, NotReady, RequestError
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job
 from glm53d.front.wire import PROBE_RID
@@ -23,14 +23,14 @@ from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body
 from glm53d.server.auth import Keys
-from glm53d.server.sse import DONE, EventStream
+from glm53d.server.sse import EventStream
 
 log = get_logger(__name__)
 
-ANSWER_PREFIXES = ("chatcmpl", "cmpl")
-"""An answer's id is one of these, a dash, and the request's rid."""
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
+"""An answer's id is one of these and the request's rid."""
 
-MAX_TOLD_NAMES, MAX_TOLD_CHARS = 5, 40  # of the model's own words in a log line
+MAX_TOLD_NAMES, MAX_TOLD_CHARS = 5, 40  # of others' words in a log line
 
 _RID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -44,6 +44,17 @@ class Service:
     metrics: Metrics
     keys: Keys
 
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What a dialect's streams have beside what is said."""
+
+    failed: Callable[[RequestError | EngineError], bytes]  # the last events of one that has failed
+    done: bytes = b""  # behind the last event of any
+    keep_alive: bytes = b": keep-alive\n\n"  # [R47]
+
+
+OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.error_bytes(exc), done=b"data: [DONE]\n\n")
 
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)
@@ -74,8 +85,7 @@ def choose_rid(request: web.Request, given: str | None) -> str:
 
 def rid_of(id: str) -> str | None:
     """The rid in the id of an answer; None when it is none of ours."""
-    prefix, dash, rid = id.partition("-")
-    return rid if dash and prefix in ANSWER_PREFIXES else None
+    return next((id.removeprefix(prefix) for prefix in ANSWER_PREFIXES if id.startswith(prefix)), None)
 
 
 def choose_model(engine: Engine, name: str | None) -> str:
@@ -104,30 +114,31 @@ async def streamed(
     request: web.Request,
     job: Job,
     *,
-    first: bytes,
     last: Callable[[Finish], bytes],
-    frame: Callable[[list[Piece]], bytes] | None = None,
+    first: Callable[[int], bytes] = lambda num_prompt_ids: b"",
+    frame: Callable[[bytes, list[Piece]], bytes] | None = None,
+    wire: Wire = OPENAI_WIRE,
 ) -> web.StreamResponse:
-    """Run a job, its frames going out as they come, between the events `first` and last(finish), then [DONE].
+    """Run a job, its frames going out as they come, between the events of first(num_prompt_ids) and last(finish).
 
-    frame() makes events of pieces, where the job asks for any.
-    Raises RequestError and NotReady while there is still a status to choose. Later errors are an event before [DONE].
+    frame() makes the events of a wake's frames and pieces, where the job asks for pieces.
+    Raises RequestError and NotReady while there is still a status to choose. Later errors are the dialect's last event.
     """
     service = request.app[SERVICE]
     stream = await service.engine.submit(job)
     request[NUM_CUT] = stream.num_cut_ids
-    events = EventStream(request, stream, service.config.server.keepalive_s)
+    events = EventStream(request, stream, service.config.server.keepalive_s, wire.keep_alive)
     try:
-        await events.open(first)
+        await events.open(first(stream.num_prompt_ids))
         try:
             stream.start(events.write, frame)
             finish = await stream.finished()
             end = last(finish)
             _count(request, job, finish)
         except Exception as exc:
-            end = b"data: " + body.error_bytes(visible(exc, job.rid)) + b"\n\n"
+            end = wire.failed(visible(exc, job.rid))
             service.metrics.stream_error(endpoint(request))
-        return await events.close(end + DONE)
+        return await events.close(end + wire.done)
     finally:
         events.cut()
         service.engine.abort(stream)
@@ -137,8 +148,27 @@ def count_dropped_calls(request: web.Request, job: Job, names: list[str]) -> Non
     """The model has called what the request does not have; the client never sees it, so it is seen here."""
     if names:
         request.app[SERVICE].metrics.dropped_calls(endpoint(request), len(names))
-        told = ", ".join(repr(name[:MAX_TOLD_CHARS]) for name in names[:MAX_TOLD_NAMES])
-        log.info("%d calls of unknown tools dropped: %s", len(names), told, extra={"rid": job.rid})
+        log.info("%d calls of unknown tools dropped: %s", len(names), _told(names), extra={"rid": job.rid})
+
+
+def log_ignored_tools(rid: str, kinds: list[str]) -> None:
+    """Agents offer tools that their vendor's server would run; here the model does not hear of them. [F-H4]"""
+    if kinds:
+        log.info("%d tools of other kinds ignored: %s", len(kinds), _told(kinds), extra={"rid": rid})
+
+
+def _told(words: list[str]) -> str:
+    return ", ".join(repr(word[:MAX_TOLD_CHARS]) for word in words[:MAX_TOLD_NAMES])
+
+
+def abort_by_id(engine: Engine, id: str) -> int:
+    """End what is in flight under this rid, or will have this id in its answer; how many. Raises NotFound. [R48]"""
+    aborted = engine.abort_rid(id)
+    if not aborted and (rid := rid_of(id)) is not None:
+        aborted = engine.abort_rid(rid)
+    if not aborted:
+        raise NotFound(f"No request `{id}` is in flight.", "id")
+    return aborted
 
 
 def visible(exc: Exception, rid: str | None) -> RequestError | EngineError:

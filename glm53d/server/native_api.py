@@ -97,7 +97,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     )
     if req.stream:
         return await exchange.streamed(
-            request, job, first=b"", last=lambda finish: b"data: " + body.encode(_answer("", [], job, finish)) + b"\n\n"
+            request, job, last=lambda finish: b"data: " + body.encode(_answer("", [], job, finish)) + b"\n\n"
         )
     finish = await exchange.plain(request, job)
     return body.json_response(body.encode(_answer(finish.text, finish.output_ids.tolist(), job, finish)))

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
-from glm53d.chat.events import collect
+from glm53d.chat.events import Piece, collect
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
@@ -144,6 +144,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         ),
     )
 
+    def chunks_of(frames: bytes, pieces: list[Piece]) -> bytes:
+        return frames + b"".join(map(chunks.delta, tools.deltas(parser.feed(pieces)))) if pieces else frames
+
     def last_chunks(finish: Finish) -> bytes:
         exchange.count_dropped_calls(request, job, parser.unknown)
         deltas = [*tools.deltas(parser.finish())]
@@ -156,9 +159,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         return await exchange.streamed(
             request,
             job,
-            first=chunks.delta({"role": "assistant", "content": ""}),
+            first=lambda _: chunks.delta({"role": "assistant", "content": ""}),
             last=last_chunks,
-            frame=lambda pieces: b"".join(map(chunks.delta, tools.deltas(parser.feed(pieces)))),
+            frame=chunks_of if parser.parses_calls else None,
         )
     finish = await exchange.plain(request, job)
     turn = collect([*parser.feed([finish.text, *finish.pieces]), *parser.finish()])

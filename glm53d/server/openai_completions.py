@@ -61,7 +61,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         ),
     )
     if req.stream:
-        return await exchange.streamed(request, job, first=b"", last=lambda finish: _last_chunks(chunks, job, finish))
+        return await exchange.streamed(request, job, last=lambda finish: _last_chunks(chunks, job, finish))
     finish = await exchange.plain(request, job)
     choice = {"index": 0, "text": finish.text, "logprobs": None, **finish_fields(finish)}
     answer = {

@@ -10,7 +10,6 @@ from aiohttp import HttpVersion11, web
 
 from glm53d.front.engine import Stream
 
-DONE = b"data: [DONE]\n\n"
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -25,10 +24,11 @@ class EventStream:
     frames of this stream until the transport has drained. What is buffered is thus bounded by the mark and one frame.
     """
 
-    def __init__(self, request: web.Request, stream: Stream, keepalive_s: float):
+    def __init__(self, request: web.Request, stream: Stream, keepalive_s: float, keep_alive: bytes):
         self._request = request
         self._stream = stream
-        self._keepalive_s = keepalive_s
+        self._keepalive_s = keepalive_s  # silence after which keep_alive is sent, an event or a comment
+        self._keep_alive_event = keep_alive
         self._loop = asyncio.get_running_loop()
         self._response = web.StreamResponse(headers=_HEADERS)
         self._chunked = request.version >= HttpVersion11
@@ -91,7 +91,7 @@ class EventStream:
     def _keep_alive(self) -> None:
         silent = self._loop.time() - self._last_write
         if silent >= self._keepalive_s and not self._protocol.writing_paused:
-            self.write(b": keep-alive\n\n")
+            self.write(self._keep_alive_event)
             silent = 0.0
         wait = self._keepalive_s - silent
         self._timer = self._loop.call_later(wait if wait > 0 else self._keepalive_s, self._keep_alive)

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 
+from glm53d.chat.conversation import Conversation
 from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import Glm53dError, NotReady
-from glm53d.front.job import Finish, Job, Usage
+from glm53d.front.job import Finish, Frame, Job, Usage
 from glm53d.ipc.records import FinishReason
 
 THINK_END = 7
@@ -58,16 +59,44 @@ class FakeStream:
         self.release = asyncio.Event()
         self.aborted = False
         self._engine = engine
+        self._entered: str | None = None  # the phase that is open, of those that are framed
+        self._make = lambda frames, pieces: frames
 
-    def start(self, write: Callable[[bytes], None], frame: Callable[[list[Piece]], bytes] | None = None) -> None:
+    def start(
+        self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None
+    ) -> None:
         self.write = write
+        self._make = frame or self._make
         for phase, text, ids in self._engine.script.pieces:
-            if frames := frame([text]) if phase == "python" else self.frame(phase, text, ids):
-                write(frames)
+            if self.job.out.all_python:
+                self._send(b"", [text, *([THINK_END] if THINK_END in ids else [])])
+            elif phase == "python":
+                self._send(self._enter(None), [text])
+            else:
+                self._send(self._enter(phase) + self.frame(phase, text, ids), [])
+
+    def _send(self, frames: bytes, pieces: list[Piece]) -> None:
+        assert self.write is not None
+        if events := self._make(frames, pieces):
+            self.write(events)
+
+    def _enter(self, phase: str | None) -> bytes:
+        """What stands between the frames of two phases; None: no more frames."""
+        out, events = self.job.out, b""
+        first = "reasoning" if out.starts_in_reasoning else "content"
+        for to in (first, phase) if self._entered is None else (phase,):
+            if to != self._entered:
+                events += self._frame_of(self._entered).leave + self._frame_of(to).enter
+                self._entered = to or "none"
+        return events
+
+    def _frame_of(self, phase: str | None) -> Frame:
+        out = self.job.out
+        frames = {"reasoning": out.reasoning or out.content, "content": out.content}
+        return frames.get(phase or "none") or Frame(b"", b"")
 
     def frame(self, phase: str, text: str, ids: list[int]) -> bytes:
-        out = self.job.out
-        frame = out.reasoning if phase == "reasoning" and out.reasoning is not None else out.content
+        out, frame = self.job.out, self._frame_of(phase)
         middle = msgspec.json.encode(text)[1:-1]
         if out.with_ids:
             middle += b'","output_ids":' + msgspec.json.encode(ids)
@@ -83,6 +112,8 @@ class FakeStream:
         if script.fail is not None:
             raise script.fail
         self._engine.live.remove(self)
+        if self.job.out.content is not None:
+            self._send(self._enter(None), [])
         ids = [i for _, _, piece in script.pieces for i in piece]
         plain = not self.job.out.is_streamed
         first = self.job.received_ns + 10**6
@@ -125,6 +156,7 @@ class FakeEngine:
         self.state = "up"
         self.live: list[FakeStream] = []
         self.jobs: list[Job] = []
+        self.counted: list[Conversation] = []
         self.control = self  # its calls stand below, what came is in calls
         self.calls: list[str] = []
         self.submits_cancelled = 0
@@ -154,6 +186,10 @@ class FakeEngine:
             stream.aborted = True
             stream.release.set()
         return len(chosen)
+
+    async def count_tokens(self, conversation: Conversation) -> int:
+        self.counted.append(conversation)
+        return 5
 
     async def flush_cache(self) -> int:
         return self._called("flush_cache", 3)
