@@ -3,7 +3,7 @@
 A stream sends each as it comes, a plain answer adds them up with collect(): so both say the same, whatever the split.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,19 +70,20 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
 
 
-def collect(events: Iterable[Event]) -> Answer:
-    """The plain answer that a stream of these events adds up to. A call that was cut off is left out."""
-    reasoning: list[str] = []
-    content: list[str] = []
-    calls: list[Call] = []
+def parts(events: Iterable[Event]) -> Iterator[Reasoning | Text | Call]:
+    """What a stream of these events adds up to, in order; neighbouring texts are one. A call cut off is left out."""
+    kind: type[Reasoning] | type[Text] = Text
+    texts: list[str] = []
     arguments: list[str] = []
     start = ToolCallStart(0, "", "")
     for event in events:
+        if texts and not isinstance(event, kind):
+            yield kind("".join(texts))
+            texts.clear()
         match event:
-            case Reasoning(text):
-                reasoning.append(text)
-            case Text(text):
-                content.append(text)
+            case Reasoning(text) | Text(text):
+                kind = type(event)
+                texts.append(text)
             case ToolCallStart():
                 start = event
                 arguments.clear()
@@ -90,5 +91,16 @@ def collect(events: Iterable[Event]) -> Answer:
                 arguments.append(text)
             case ToolCallEnd(_, has_repeated_key):
                 joined = "".join(arguments)
-                calls.append(Call(start.id, start.name, last_of_each_key(joined) if has_repeated_key else joined))
-    return Answer("".join(reasoning), "".join(content), calls)
+                yield Call(start.id, start.name, last_of_each_key(joined) if has_repeated_key else joined)
+    if texts:
+        yield kind("".join(texts))
+
+
+def collect(events: Iterable[Event]) -> Answer:
+    """The plain answer that a stream of these events adds up to. A call that was cut off is left out."""
+    whole = list(parts(events))
+    return Answer(
+        "".join(part.text for part in whole if isinstance(part, Reasoning)),
+        "".join(part.text for part in whole if isinstance(part, Text)),
+        [part for part in whole if isinstance(part, Call)],
+    )

@@ -67,9 +67,7 @@ class Stream:
         """Tokens that the prompt lost at its beginning, because it was too long."""
         return self._entry.num_cut_ids
 
-    def start(
-        self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None
-    ) -> None:
+    def start(self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None) -> None:
         """From now on whole events, joined per wake, go to write.
 
         frame: makes the events of what came, frames and pieces behind them; needed for a request that may have pieces.

@@ -60,6 +60,7 @@ ROUTES = (
 )
 
 _ACCESS = web.AppKey("access", dict[str, Access])  # by the route's pattern
+_ERRORS = {route.path: route.errors for route in ROUTES}
 
 
 def make_app(engine: Engine, config: Config) -> web.Application:
@@ -123,7 +124,8 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as exc:
         response = body.http_error_response(exc)
     except Exception as exc:
-        response = body.error_response(exchange.visible(exc, request.get(exchange.RID)))
+        error = exchange.visible(exc, request.get(exchange.RID))
+        response = body.error_response(error, _ERRORS.get(endpoint, body.ErrorBody))
     service.metrics.request(endpoint, response.status)
     return response
 

@@ -1,9 +1,9 @@
-"""Bodies: the bytes of a request to a typed struct, an error to bytes in OpenAI's shape. [R14]"""
+"""Bodies: the bytes of a request to a typed struct, an error to bytes, in OpenAI's shape or another dialect's. [R14]"""
 
 import asyncio
 import re
 import time
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -68,6 +68,14 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw | str, at
         raise InvalidRequest(f"JSON is nested too deeply; the limit is {MAX_DEPTH} levels.", at or None) from None
 
 
+def convert(kind: type[T], value: Json, at: str) -> T:
+    """The typed form of a value that was decoded as free-form JSON, and stands at a path. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc), at) from None
+
+
 def check_depth(value: Json, path: str) -> None:
     """Raise InvalidRequest when free-form JSON is deeper than MAX_DEPTH. Does not recurse."""
     level: list[Any] = [value]
@@ -116,15 +124,21 @@ class ErrorBody(msgspec.Struct):
 
     error: ErrorInfo
 
+    @classmethod
+    def of(cls, exc: RequestError | EngineError) -> "ErrorBody":
+        return cls(ErrorInfo(exc.message, _kind(exc.status), getattr(exc, "param", None), exc.code))
 
-def error_bytes(exc: RequestError | EngineError) -> bytes:
-    """The JSON body that tells a client of an error."""
-    return encode(ErrorBody(ErrorInfo(exc.message, _kind(exc.status), getattr(exc, "param", None), exc.code)))
+
+class ErrorShape(Protocol):
+    """A struct that tells of an error in a dialect's words, as ErrorBody does in OpenAI's."""
+
+    @classmethod
+    def of(cls, exc: RequestError | EngineError) -> msgspec.Struct: ...
 
 
-def error_response(exc: RequestError | EngineError) -> web.Response:
+def error_response(exc: RequestError | EngineError, shape: type[ErrorShape] = ErrorBody) -> web.Response:
     """The response that tells a client of an error, before anything else was sent."""
-    response = json_response(error_bytes(exc), status=exc.status)
+    response = json_response(encode(shape.of(exc)), status=exc.status)
     if isinstance(exc, Overloaded | NotReady):
         response.headers["Retry-After"] = str(exc.retry_after_s)
     if isinstance(exc, Unauthorized):

@@ -54,7 +54,7 @@ class Wire:
     keep_alive: bytes = b": keep-alive\n\n"  # [R47]
 
 
-OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.error_bytes(exc), done=b"data: [DONE]\n\n")
+OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.encode(body.ErrorBody.of(exc)), done=b"data: [DONE]\n\n")
 
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)

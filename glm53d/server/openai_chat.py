@@ -7,7 +7,7 @@ it as `content` in the last chunk before the finish.
 """
 
 import time
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -17,7 +17,8 @@ from glm53d.chat.events import Piece, collect
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, extras, finish_fields, openai_sampling, usage_object
+from glm53d.server.common import call, extras, to_effort
+from glm53d.server.openai_common import Chunks, finish_fields, openai_sampling, usage_object
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
@@ -25,15 +26,6 @@ from glm53d.server.sampling import Count, not_served, refuse_not_served
 T = TypeVar("T")
 
 _ROLES = {"developer": "system", "function": "tool"}  # the others are the model's own
-_EFFORTS = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "high",
-    "high": "high",
-    "xhigh": "max",
-    "max": "max",
-}
 # What the template has words for: text, and media that it tells the model it cannot see.
 _MEDIA = frozenset(("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio"))
 
@@ -111,7 +103,6 @@ class ChatBody(ToolFields, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(ChatBody)
-_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -217,9 +208,7 @@ def _effort(req: ChatBody, options: dict[str, Json]) -> str:
     )
     for param, level in spellings:
         if level is not None:
-            if level not in _EFFORTS:
-                raise InvalidRequest(f"`{param}` must be one of {', '.join(_EFFORTS)}.", param)
-            return _EFFORTS[level]
+            return to_effort(level, param)
     switches = (
         req.thinking if isinstance(req.thinking, bool) else None,
         req.thinking.type != "disabled" if isinstance(req.thinking, Thinking) else None,
@@ -244,11 +233,12 @@ def _to_message(message: Message, at: str) -> dict[str, Json]:
             out["reasoning_content"] = reasoning
         if message.tool_calls:
             out["tool_calls"] = [
-                _to_call(call.id, call.function, f"{at}.tool_calls[{i}].function")
-                for i, call in enumerate(message.tool_calls)
+                call(said.id, said.function.name, said.function.arguments, f"{at}.tool_calls[{i}].function.arguments")
+                for i, said in enumerate(message.tool_calls)
             ]
         elif message.function_call is not None:
-            out["tool_calls"] = [_to_call(None, message.function_call, f"{at}.function_call")]
+            function = message.function_call
+            out["tool_calls"] = [call(None, function.name, function.arguments, f"{at}.function_call.arguments")]
     if role == "tool" and message.tool_call_id is not None:
         out["tool_call_id"] = message.tool_call_id
     return out
@@ -263,11 +253,3 @@ def _to_part(part: dict[str, Json], at: str) -> dict[str, Json]:
     if isinstance(kind, str) and kind in _MEDIA:
         return {"type": kind}  # the data itself would only be carried along
     raise InvalidRequest(f"`{at}.type` must be text or a kind of media.", f"{at}.type")
-
-
-def _to_call(id: str | None, function: FunctionCall, at: str) -> dict[str, Json]:
-    path, arguments = f"{at}.arguments", function.arguments
-    if isinstance(arguments, str):
-        arguments = body.decode(_ARGUMENTS, arguments, path) if arguments.strip() else {}
-    body.check_depth(arguments, path)
-    return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments or {}}}

@@ -1,4 +1,4 @@
-"""What the OpenAI dialects share: the fields of their bodies, and the bytes of their answers."""
+"""What OpenAI's chat and text completions share: the fields of their bodies, and the bytes of their answers."""
 
 from typing import Annotated
 
@@ -8,8 +8,8 @@ from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, SamplingParams, Usage
 from glm53d.server.body import encode
-from glm53d.server.routing import DpRank
-from glm53d.server.sampling import Count, Int32, SamplingFields, not_served, refuse_not_served, to_sampling
+from glm53d.server.common import RequestFields, extras
+from glm53d.server.sampling import Count, not_served, refuse_not_served, to_sampling
 
 
 class StreamOptions(msgspec.Struct):
@@ -19,27 +19,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: Annotated[Json, not_served(False)] = None
 
 
-class OpenAiFields(SamplingFields, kw_only=True):
-    """The fields that chat and text completions have in common. Unknown fields are ignored, null is absent."""
+class OpenAiFields(RequestFields, kw_only=True):
+    """The fields that chat and text completions have in common."""
 
-    model: str | None = None
-    rid: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
-    priority: Int32 | None = None
-    data_parallel_rank: DpRank | None = None  # two names of one choice
-    routed_dp_rank: DpRank | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    prompt_cache_key: str | None = None
 
     min_tokens: Annotated[Json, not_served(0)] = None
-    bootstrap_host: Annotated[Json, not_served()] = None
-    bootstrap_port: Annotated[Json, not_served()] = None
-    bootstrap_room: Annotated[Json, not_served()] = None
-    lora_path: Annotated[Json, not_served()] = None
-    session_params: Annotated[Json, not_served()] = None
     prompt_logprobs: Annotated[Json, not_served(0)] = None
     return_hidden_states: Annotated[Json, not_served(False)] = None
     return_token_ids: Annotated[Json, not_served(False)] = None
@@ -81,17 +67,6 @@ def finish_fields(finish: Finish, stopped: str = "stop") -> dict[str, Json]:
     """
     reason = finish.reason.name.lower()
     return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched}
-
-
-def extras(job: Job, finish: Finish) -> dict[str, Json]:
-    """What OpenAI's answers have no place for: times in seconds [R24], and in a chat the effort asked of the model."""
-    timings = {
-        "queue_time": finish.queue_time,
-        "first_token_latency": finish.first_token_latency,
-        "decode_throughput": finish.decode_throughput,
-    }
-    effort = {"reasoning_effort": job.conversation.reasoning_effort} if job.conversation is not None else {}
-    return effort | {"timings": timings}
 
 
 class Chunks:

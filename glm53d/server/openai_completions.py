@@ -15,7 +15,8 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.openai_common import Chunks, OpenAiFields, extras, finish_fields, openai_sampling, usage_object
+from glm53d.server.common import extras
+from glm53d.server.openai_common import Chunks, OpenAiFields, finish_fields, openai_sampling, usage_object
 from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
 

@@ -3,17 +3,15 @@
 The legacy `functions` and `function_call` are tools under older names: one call at most, answered as `function_call`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glm53d.chat.conversation import Json
 from glm53d.chat.events import Answer, Event, Text, ToolCallArguments, ToolCallStart
 from glm53d.chat.tools import ToolParser, functions_of
 from glm53d.errors import InvalidRequest
-from glm53d.server import body
+from glm53d.server.common import Offered, check_function, is_off
 from glm53d.server.openai_common import OpenAiFields
-
-MAX_NAME_CHARS = 128
 
 
 class ToolFields(OpenAiFields, kw_only=True):
@@ -27,18 +25,10 @@ class ToolFields(OpenAiFields, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What a request says of tools."""
+class Tools(Offered):
+    """What a chat says of tools."""
 
-    in_prompt: list[dict[str, Json]] | None
-    functions: Mapping[str, Json] | None
-    """Parameters by name. None: there is no such thing as a call [F-E9]; empty: every call is dropped [F-E8]."""
-    max_calls: int | None
     is_legacy: bool
-
-    def parser(self, added: Mapping[str, int]) -> ToolParser:
-        """A parser for one turn; added: the ids of the vocabulary's added tokens."""
-        return ToolParser(added, self.functions, self.max_calls)
 
     def finish_reason(self, parser: ToolParser) -> str:
         """The reason of a turn that the model itself has ended."""
@@ -77,25 +67,16 @@ def to_tools(fields: ToolFields) -> Tools:
     is_legacy = bool(fields.functions)
     if is_legacy and fields.tools:
         raise InvalidRequest("`functions` are `tools` under an older name; only one of them may be given.", "functions")
-    is_off = [
-        _is_off(choice, name)
-        for name, choice in (("tool_choice", fields.tool_choice), ("function_call", fields.function_call))
-    ]
+    choices = [is_off(fields.tool_choice, "tool_choice"), is_off(fields.function_call, "function_call")]
     tools = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
     for i, tool in enumerate(tools):
         _check(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy)
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
     if not tools:
         return Tools(None, None, None, is_legacy=False)
-    if any(is_off):
+    if any(choices):
         return Tools(None, {}, max_calls, is_legacy)
     return Tools(tools, functions_of(tools), max_calls, is_legacy)
-
-
-def _is_off(choice: str | dict[str, Json] | None, param: str) -> bool:
-    if choice not in (None, "auto", "none"):
-        raise InvalidRequest(f"`{param}` other than none and auto is not supported.", param)
-    return choice == "none"
 
 
 def _check(tool: dict[str, Json], at: str, is_legacy: bool) -> None:
@@ -105,15 +86,4 @@ def _check(tool: dict[str, Json], at: str, is_legacy: bool) -> None:
     at = at if is_legacy else f"{at}.function"
     if not isinstance(function, dict):
         raise InvalidRequest(f"`{at}` must be an object.", at)
-    name = function.get("name")
-    # What the model writes as a name is stripped: any other name could not be called.
-    if not isinstance(name, str) or not name or name != name.strip() or len(name) > MAX_NAME_CHARS:
-        raise InvalidRequest(
-            f"`{at}.name` must be a string of 1 to {MAX_NAME_CHARS} characters without white space around it.",
-            f"{at}.name",
-        )
-    if not isinstance(function.get("parameters"), dict | None):
-        raise InvalidRequest(f"`{at}.parameters` must be an object.", f"{at}.parameters")
-    if function.get("strict") not in (None, False):
-        raise InvalidRequest(f"`{at}.strict` is not supported.", f"{at}.strict")
-    body.check_depth(function, at)
+    check_function(function, at)

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from glm53d.server.auth import Access
-from glm53d.server.body import ErrorBody, encode, json_response
+from glm53d.server.body import ErrorBody, ErrorShape, encode, json_response
 from glm53d.version import VERSION
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,6 +28,7 @@ class Route:
     handler: Handler
     access: Access = Access.USER
     body: type[msgspec.Struct] | None = None
+    errors: type[ErrorShape] = ErrorBody
 
 
 async def openapi(request: web.Request) -> web.Response:
@@ -38,8 +39,9 @@ async def openapi(request: web.Request) -> web.Response:
 def document(routes: Sequence[Route]) -> bytes:
     """The description of these routes, OpenAPI 3.1 in JSON."""
     bodies = [route.body for route in routes if route.body is not None]
-    refs, schemas = msgspec.json.schema_components([*bodies, ErrorBody], ref_template=_SCHEMAS)
-    ref_of: dict[type, Any] = dict(zip([*bodies, ErrorBody], refs, strict=True))
+    structs: list[type] = [*bodies, *dict.fromkeys(route.errors for route in routes)]
+    refs, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
+    ref_of: dict[type, Any] = dict(zip(structs, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, ref_of)
@@ -64,7 +66,7 @@ def _operation(route: Route, ref_of: dict[type, Any]) -> dict[str, Any]:
             "200": {"description": "The answer; server-sent events where a stream was asked for."},
             "default": {
                 "description": "What went wrong.",
-                "content": {"application/json": {"schema": ref_of[ErrorBody]}},
+                "content": {"application/json": {"schema": ref_of[route.errors]}},
             },
         },
         "security": [] if route.access is Access.OPEN else [{"key": []}],

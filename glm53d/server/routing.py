@@ -38,11 +38,14 @@ class RoutedFields(Protocol):
     def prompt_cache_key(self) -> str | None: ...
 
 
-def routing(request: web.Request, fields: RoutedFields) -> Routing:
-    """Where the request goes: a header overrides the body. Raises InvalidRequest for a rank that is not there."""
+def routing(request: web.Request, fields: RoutedFields, session: str = "") -> Routing:
+    """Where the request goes: a header overrides the body. Raises InvalidRequest for a rank that is not there.
+
+    session: a key that the dialect has of its own, for requests with none of the others.
+    """
     return Routing(
         dp_rank=_dp_rank(request, fields),
-        session=fields.prompt_cache_key or _session_header(request),
+        session=fields.prompt_cache_key or _session_header(request) or session,
         salt=_salt(fields.cache_salt, fields.extra_key),
     )
 

@@ -78,6 +78,7 @@ def to_sampling(
     defaults: Mapping[str, Any],
     vocab_size: int,
     at: str = "",
+    stop_name: str = "stop",
 ) -> SamplingParams:
     """The parameters of a request, normalised; max_tokens is what the dialect calls so.
 
@@ -103,7 +104,7 @@ def to_sampling(
         max_new_tokens=None if max_tokens is None else min(max_tokens, 2**31 - 1),
         ignore_eos=bool(fields.ignore_eos),
         stop_ids=tuple(fields.stop_token_ids or ()),
-        stop=_stop_strings(fields.stop, join(at, "stop")),
+        stop=_stop_strings(fields.stop, join(at, stop_name)),
         no_stop_trim=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         priority=priority or 0,
     )

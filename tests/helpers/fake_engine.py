@@ -62,9 +62,7 @@ class FakeStream:
         self._entered: str | None = None  # the phase that is open, of those that are framed
         self._make = lambda frames, pieces: frames
 
-    def start(
-        self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None
-    ) -> None:
+    def start(self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None) -> None:
         self.write = write
         self._make = frame or self._make
         for phase, text, ids in self._engine.script.pieces:
