@@ -341,11 +341,12 @@ class TokenLog:
     def reset(self, slot: int, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """A new request takes the slot; ids are all it has so far."""
 
-    def advance(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], seq_len: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], num_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    def advance(self, slots: NDArray, counts: NDArray, ids: NDArray, seq_len: NDArray, num_output: NDArray, token_ns: NDArray, now_ns: int) -> tuple[int, int]:
         """
         One step's tokens: ids[i, :counts[i]] go to slots[i], whose seq_len and num_output grow. All or nothing.
 
-        Returns how many there were.
+        token_ns: when each slot had its last one, 0: not yet; becomes now_ns. Returns how many tokens there were, and
+        the longest time that a slot was without.
         """
 
     def get(self, slot: int, start: int = 0) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:

@@ -96,6 +96,8 @@ class Scheduler(Section, frozen=True):
     max_running_requests: Annotated[int, doc("Requests that compute at once, on all ranks.", ge=1, le=4096)] = 256
     max_waiting_requests: Annotated[int, doc("Requests that wait at most; beyond it 429.", ge=1)] = 4096
     max_step_tokens: Annotated[int, doc("Tokens one attention-DP rank computes in a step: decode first, prefill chunks fill the rest.", ge=16)] = 2048  # fmt: skip
+    max_step_area: Annotated[int, doc("New prompt tokens times their context that one attention-DP rank computes in a step: bounds the indexer's work arrays. One row of any context always may.", ge=1 << 16)] = 1 << 30  # fmt: skip
+    target_itl_ms: Annotated[float, doc("Prompts are cut into chunks that keep gaps in running streams below this, by measured step times; 0: off.", ge=0)] = 0.0  # fmt: skip
     watchdog_s: Annotated[float, doc("A step older than this makes /health answer 503.", gt=0)] = 300.0
     debug_checks: Annotated[bool, doc("Check the books after every step; slow, for tests.")] = False
 

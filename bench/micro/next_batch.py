@@ -35,6 +35,7 @@ class World:
                 max_context_len=tokens,
                 max_running=rows,
                 max_step_tokens=2048,
+                max_step_area=1 << 30,
                 eos_ids=(0,),
                 vocab_size=150_000,
                 think_end=149_999,

@@ -1,8 +1,51 @@
 """Order, budgets and whom to retract: pure functions, so that each rule can be read and tested alone."""
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from glm53d.sched.req import Req
+
+
+@dataclass(slots=True, eq=False)
+class Budget:
+    """What one attention-DP rank may still compute of prompts in a step, beside its decoding rows. [R29]
+
+    ns bounds the gap in running streams, inf while there are none; per_token and per_area say what prompts cost of it.
+    area, new tokens times their context, bounds work arrays: the indexer scores each token against all before. [F-I5]
+    """
+
+    tokens: int
+    area: int
+    ns: float = math.inf
+    per_token: float = 0.0
+    per_area: float = 0.0
+    least: int = 0  # tokens of the first chunk, whatever ns says: no stream's comfort stops prompts for ever
+    is_spent: bool = False  # the last chunk had to be cut, so nothing more begins
+
+    def chunk(self, prefix_len: int, left: int) -> int:
+        """Tokens of a prompt to compute now: `left` are missing behind prefix_len. Takes them from the budget."""
+        if self.is_spent:
+            return 0
+        in_time = left
+        if self.ns < math.inf:
+            in_time = _most_within(self.per_area / 2, self.per_token + self.per_area * prefix_len, self.ns, left)
+        num_tokens = min(left, self.tokens, max(in_time, self.least), _most_within(1, prefix_len, self.area, left))
+        self.is_spent = num_tokens < left
+        self.least = 0
+        self.tokens -= num_tokens
+        self.area -= num_tokens * (prefix_len + num_tokens)
+        self.ns -= self.per_token * num_tokens + self.per_area * num_tokens * (prefix_len + num_tokens / 2)
+        return num_tokens
+
+
+def _most_within(square: float, linear: float, budget: float, most: int) -> int:
+    """The largest whole n <= most with square * n * n + linear * n <= budget, at least 0."""
+    if budget <= 0:
+        return 0
+    if square * most * most + linear * most <= budget:
+        return most
+    return int(2 * budget / (linear + math.sqrt(linear * linear + 4 * square * budget)))
 
 
 def queue_key(req: Req) -> tuple[int, int]:

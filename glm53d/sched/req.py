@@ -112,6 +112,7 @@ class Slots:
         self.has_stop_ids = np.zeros(max_slots, bool)
         self.has_stop_strings = np.zeros(max_slots, bool)
         self.num_with_stops = 0  # running requests with either: while 0, nobody looks
+        self.token_ns = np.zeros(max_slots, np.int64)  # when it had its last token since admission, 0: not yet
         self.num_pages = np.zeros(max_slots, np.int64)
         self.table = np.zeros((max_slots, 64), np.int32)  # page numbers; columns double on need
         self.sent = np.zeros(max_slots, np.int64)
@@ -139,7 +140,7 @@ class Slots:
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
         self.has_stop_strings[slot] = len(req.stop_strings) > 0
         self.num_with_stops += req.has_stops
-        self.num_pages[slot] = 0
+        self.token_ns[slot] = self.num_pages[slot] = 0
         self.interval[slot] = max(1, int(head["stream_interval"]))
         self.out_heads[slot] = out_head(req)
         self.out_heads[slot]["admitted_ns"] = req.admitted_ns

@@ -22,6 +22,9 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     slots.prefix_len[batch.row_slot] += batch.row_extend_len
     sched.counters.steps += 1
     prompts = (batch.row_flags & ROW_FEED) == 0
+    if sched.limits.target_itl_ns:
+        _measure(sched, batch, prompts, now_ns - max(result.start_ns, sched.last_result_ns))
+    sched.last_result_ns = now_ns
     if num_prompts := int(np.count_nonzero(prompts)):
         num_decoded = (batch.num_rows - num_prompts) * sched.limits.decode_len
         sched.counters.prefill_tokens += batch.num_tokens - num_decoded
@@ -36,7 +39,9 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     cuts = cut(slot, ids, counts, slots.num_output, slots.max_output, slots.ignore_eos, sched.is_eos)
     counts, verdict = cuts[:, 0].copy(), cuts[:, 1]
     stopped = _look_closer(sched, slot, ids, counts, verdict) if slots.num_with_stops else {}
-    sched.counters.decode_tokens += sched.log.advance(slot, counts, ids, slots.seq_len, slots.num_output)
+    num_new, gap_ns = sched.log.advance(slot, counts, ids, slots.seq_len, slots.num_output, slots.token_ns, now_ns)
+    sched.counters.decode_tokens += num_new
+    sched.longest_gap.add(gap_ns, now_ns)
     if sched.limits.num_draft_tokens:
         slots.prefix_len[slot] = slots.seq_len[slot] - 1  # drafts that were refused or cut off are computed for nothing
         slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
@@ -50,6 +55,21 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         else:
             sched.throttle.finish(req, FinishReason.LENGTH)
         sched.finish(req)
+
+
+def _measure(sched: Scheduler, batch: Batch, prompts: np.ndarray, took_ns: int) -> None:
+    """Learn from the step's time, which is that of the rank with most to do. Prompts' context is a chunk's mean."""
+    num_ranks = len(sched.ranks)
+    if not prompts.any():
+        most_rows = batch.dp_num_tokens.max() // sched.limits.decode_len
+        sched.cost.add(int(most_rows), 0, 0.0, took_ns)
+        return
+    rank, tokens = batch.row_dp_rank[prompts], batch.row_extend_len[prompts].astype(np.float64)
+    area = tokens * (batch.row_prefix_len[prompts] + tokens / 2)
+    most_rows = np.bincount(batch.row_dp_rank[~prompts], minlength=num_ranks).max()
+    most_tokens = np.bincount(rank, weights=tokens, minlength=num_ranks).max()
+    most_area = np.bincount(rank, weights=area, minlength=num_ranks).max()
+    sched.cost.add(int(most_rows), int(most_tokens), float(most_area), took_ns)
 
 
 def _prompts(sched: Scheduler, prompt_slots: np.ndarray, now_ns: int) -> None:

@@ -9,6 +9,7 @@ attention-DP rank has its own page pool and prefix tree; slots are numbered over
 """
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,9 +31,12 @@ from glm53d.kv.books import check as check_books
 from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
+from glm53d.sched.measure import LongestGap, StepCost
 from glm53d.sched.placement import RankLoad, least_cost
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.throttle import Throttle
+
+AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,14 @@ class Limits:
     max_context_len: int
     max_running: int
     max_step_tokens: int  # per attention-DP rank
+    max_step_area: (
+        int  # new prompt tokens times their context, per attention-DP rank; one row of any context may [F-I5]
+    )
     eos_ids: tuple[int, ...]
     vocab_size: int
     think_end: int  # the id that ends reasoning
     hash_key: bytes = bytes(16)
+    target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
     debug: bool = False  # check the books after every step
 
@@ -132,6 +140,9 @@ class Scheduler:
         self.reqs: dict[int, Req] = {}  # by handle: waiting and running
         self.throttle = Throttle(self.slots, self.log)
         self.counters = Counters()
+        self.cost = StepCost()
+        self.longest_gap = LongestGap()
+        self.last_result_ns = 0  # when the last step's result was applied
         self.step = 0
         self.is_paused = False
         self.is_eos = np.zeros(limits.vocab_size, bool)
@@ -216,22 +227,15 @@ class Scheduler:
     def next_batch(self, now_ns: int) -> Batch | None:
         """Choose the tokens every rank computes next; None when nothing can run. [R29]
 
-        Every decoding request gets its tokens; what is left of each rank's max_step_tokens extends admitted prompts in
-        admission order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays
-        an ITL by more than one step of max_step_tokens.
+        Every decoding request gets its tokens; what is left of each rank's budget extends admitted prompts in admission
+        order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays an ITL by
+        more than one step, and a step is as long as max_step_tokens, max_step_area and target_itl_ns together allow.
         """
         if self.is_paused:
             return None
         self._grow_tables()
         decode = self.decoding_slots()
-        decode_len = self.limits.decode_len
-        budget = [self.limits.max_step_tokens - decode_len * len(rank.decoding) for rank in self.ranks]
-        chunks: list[tuple[Req, int]] = []
-        for dp_rank, rank in enumerate(self.ranks):
-            for req in rank.prefilling:
-                budget[dp_rank] -= self._take_chunk(req, budget[dp_rank], chunks)
-        while (new := self._admit(budget, now_ns)) is not None:
-            budget[new.dp_rank] -= self._take_chunk(new, budget[new.dp_rank], chunks)
+        chunks = self._prompt_chunks(now_ns) if self._num_waiting or any(rank.prefilling for rank in self.ranks) else []
         if not len(decode) and not chunks:
             return None
         return self._build(decode, chunks)
@@ -271,12 +275,43 @@ class Scheduler:
                 return None
         return pages
 
-    def _take_chunk(self, req: Req, budget: int, chunks: list[tuple[Req, int]]) -> int:
-        left = len(req.tokens) - int(self.slots.prefix_len[req.slot])
-        num_tokens = min(left, budget)
-        if num_tokens > 0:
-            chunks.append((req, num_tokens))
-        return max(0, num_tokens)
+    def _prompt_chunks(self, now_ns: int) -> list[tuple[Req, int]]:
+        """What of which prompts fits into the step beside the decoding rows; admits as many as get something of it."""
+        budgets = self._budgets()
+        chunks: list[tuple[Req, int]] = []
+
+        def take(req: Req) -> None:
+            prefix_len = int(self.slots.prefix_len[req.slot])
+            num_tokens = budgets[req.dp_rank].chunk(prefix_len, len(req.tokens) - prefix_len)
+            if num_tokens:
+                chunks.append((req, num_tokens))
+
+        for rank in self.ranks:
+            for req in rank.prefilling:
+                take(req)
+        while (new := self._admit(budgets, now_ns)) is not None:
+            take(new)
+        return chunks
+
+    def _budgets(self) -> list[policy.Budget]:
+        """Of each rank, for prompts. Gaps are bounded while any stream runs, wherever: ranks go in lock-step."""
+        limits, most_rows = self.limits, max(len(rank.decoding) for rank in self.ranks)
+        ns, per_token, per_area, most = math.inf, 0.0, 0.0, limits.max_step_tokens
+        if limits.target_itl_ns and most_rows:
+            ns = limits.target_itl_ns * AIM - self.cost.decode_ns(most_rows)
+            per_token, per_area = self.cost.prefill_ns()
+            most = max(limits.page_size, 2 * self.cost.most_tokens)
+        return [
+            policy.Budget(
+                tokens=min(most, limits.max_step_tokens - limits.decode_len * len(rank.decoding)),
+                area=max(limits.max_step_area, limits.max_context_len),
+                ns=ns,
+                per_token=per_token,
+                per_area=per_area,
+                least=limits.page_size,
+            )
+            for rank in self.ranks
+        ]
 
     def _build(self, decode: np.ndarray, chunks: list[tuple[Req, int]]) -> Batch:
         """Put decode rows and chunks into one Batch, rows ordered by rank."""
@@ -336,7 +371,7 @@ class Scheduler:
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: list[int], now_ns: int) -> Req | None:
+    def _admit(self, budgets: list[policy.Budget], now_ns: int) -> Req | None:
         """Admit the request at the head of the queue if a rank has room, pages and budget for it. [R28]
 
         Nothing overtakes the head, so a huge request is not starved by small ones. Its pages are taken whole, with one
@@ -350,7 +385,8 @@ class Scheduler:
         for dp_rank in self._preference(req, usable):
             rank = self.ranks[dp_rank]
             num_running = len(rank.prefilling) + len(rank.decoding)
-            if budget[dp_rank] <= 0 or (num_running + 1) * self.limits.decode_len > self.limits.max_step_tokens:
+            fits_a_step = (num_running + 1) * self.limits.decode_len <= self.limits.max_step_tokens
+            if budgets[dp_rank].is_spent or budgets[dp_rank].tokens <= 0 or not fits_a_step:
                 continue
             matched, node = rank.tree.match(req.hashes[:usable], self.step)
             need = policy.pages_for(len(req.tokens) + self.limits.headroom, size) - matched

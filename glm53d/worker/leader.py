@@ -159,7 +159,7 @@ class Leader:
     def show_load(self) -> None:
         """Between two steps: write each attention-DP rank's row on the board. [R8]"""
         sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
-        decode = sched.decoding_slots()
+        decode, longest_gap_ns = sched.decoding_slots(), sched.longest_gap.longest_ns(now)
         for i, rank in enumerate(sched.ranks):
             free, tree = rank.pool.num_free, rank.tree
             end = start + len(rank.decoding)
@@ -170,7 +170,7 @@ class Leader:
                 sched.slots.seq_len[decode[start:end]].sum(), sched.waiting_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
-                c.retracted, c.stale, c.books_checked,
+                c.retracted, c.stale, c.books_checked, longest_gap_ns,
             )  # fmt: skip
             start = end
         self._write_rows()

@@ -1,6 +1,7 @@
 // For glm53d/sched: the token log, and the stop strings of what runs.
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,25 +69,28 @@ nb::tuple leaving(const TokenLog& log, const Array1<int32_t>& slots, const Array
 
 using Counts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-int64_t advance(TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts, const Array2<int32_t>& ids,
-                const Counts& seq_len, const Counts& num_output) {
+nb::tuple advance(TokenLog& log, const Array1<int32_t>& slots, const Array1<int32_t>& counts, const Array2<int32_t>& ids,
+                  const Counts& seq_len, const Counts& num_output, const Counts& token_ns, int64_t now_ns) {
   const size_t rows = slots.size(), width = ids.shape(1);
   if (counts.size() != rows || ids.shape(0) != rows) throw nb::value_error("slots, counts and ids differ in length");
-  check_slots(slots, seq_len, num_output);
+  check_slots(slots, seq_len, num_output, token_ns);
   for (size_t i = 0; i < rows; ++i) {
     check_slot(log, slots.data()[i]);
     if (counts.data()[i] < 0 || static_cast<size_t>(counts.data()[i]) > width)
       throw nb::value_error("a count is outside 0 .. width");
   }
-  int64_t total = 0;
+  int64_t total = 0, longest = 0;
   for (size_t i = 0; i < rows; ++i) {
     const int32_t slot = slots.data()[i], count = counts.data()[i];
+    int64_t& last = token_ns.data()[slot];
+    if (last) longest = std::max(longest, now_ns - last);
+    last = now_ns;
     log.append(slot, {ids.data() + i * width, static_cast<size_t>(count)});
     seq_len.data()[slot] += count;
     num_output.data()[slot] += count;
     total += count;
   }
-  return total;
+  return nb::make_tuple(total, longest);
 }
 
 int32_t open_stops(StopTable& table, int64_t slot, const std::vector<nb::bytes>& stops, const Array1<int32_t>& ids,
@@ -137,9 +141,12 @@ void bind_sched(nb::module_& m) {
           },
           nb::arg("slot"), nb::arg("ids").noconvert(), "A new request takes the slot; ids are all it has so far.")
       .def("advance", &advance, nb::arg("slots").noconvert(), nb::arg("counts").noconvert(), nb::arg("ids").noconvert(),
-           nb::arg("seq_len").noconvert(), nb::arg("num_output").noconvert(),
+           nb::arg("seq_len").noconvert(), nb::arg("num_output").noconvert(), nb::arg("token_ns").noconvert(), nb::arg("now_ns"),
+           nb::sig("def advance(self, slots: NDArray, counts: NDArray, ids: NDArray, seq_len: NDArray, num_output: NDArray, "
+                   "token_ns: NDArray, now_ns: int) -> tuple[int, int]"),
            "One step's tokens: ids[i, :counts[i]] go to slots[i], whose seq_len and num_output grow. All or nothing.\n\n"
-           "Returns how many there were.")
+           "token_ns: when each slot had its last one, 0: not yet; becomes now_ns. Returns how many tokens there were, and\n"
+           "the longest time that a slot was without.")
       .def(
           "get",
           [](const TokenLog& log, int64_t slot, size_t start) {

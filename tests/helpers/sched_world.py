@@ -7,6 +7,7 @@ read.
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,10 +48,16 @@ def generate_record(
     return b"".join(parts)
 
 
+def prompt_area(batch: Batch) -> np.ndarray:
+    """New tokens times their context, of each row; 0 of rows that decode."""
+    area = batch.row_extend_len.astype(np.int64) * (batch.row_prefix_len + batch.row_extend_len)
+    return np.where(batch.row_flags & ROW_FEED, 0, area)
+
+
 class SchedWorld:
     """Drives one Scheduler step by step and keeps what clients would have received.
 
-    tokens: the bytes of each id, where text matters. The last id ends reasoning.
+    tokens: the bytes of each id, where text matters. The last id ends reasoning. step_ns: how long a step takes.
     """
 
     def __init__(
@@ -60,18 +67,21 @@ class SchedWorld:
         eos_chance: float = 0.02,
         vocab: int = 50,
         tokens: list[bytes] | None = None,
+        step_ns: Callable[[Batch], int] = lambda batch: 1,
         **limits: int,
     ):
         tokens = tokens or [b" %d" % i for i in range(vocab)]
         vocab = len(tokens)
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
-                 "max_step_tokens": 24} | limits  # fmt: skip
+                 "max_step_tokens": 24, "max_step_area": 1 << 30} | limits  # fmt: skip
         self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, hash_key=KEY)
         self.sched = Scheduler(self.limits, ByteVocab(tokens, [False] * vocab))
         self.rng = random.Random(seed)
         self.vocab, self.eos_chance = vocab, eos_chance
-        self.now = 0
+        self.now = 1
+        self.step_ns = step_ns
         self.prompts: dict[int, list[int]] = {}
+        self._prompt_ids: dict[int, np.ndarray] = {}
         self.sampled: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
         self.ended: dict[int, FinishReason] = {}
@@ -84,16 +94,22 @@ class SchedWorld:
         self, handle: int, prompt: list[int], max_new: int, *, stop: tuple[str, ...] = (), **fields: float
     ) -> None:
         """A request arrives."""
-        self.prompts[handle], self.sampled[handle], self.received[handle] = prompt, [], []
         record = generate_record(handle, prompt, max_new, page_size=self.limits.page_size, stop=stop, **fields)
+        self.receive(handle, prompt, [], record)
+
+    def receive(self, handle: int, prompt: list[int], output: list[int], record: bytes) -> None:
+        """A request arrives as main made it; a resumed one has put out something already."""
+        self.prompts[handle], self._prompt_ids[handle] = prompt, np.array(prompt, np.int64)
+        self.sampled[handle], self.received[handle] = list(output), list(output)
         self.sched.receive(record, self.now)
 
     def step(self) -> Batch | None:
         """Plan, compute, apply, send; books in balance after it."""
-        self.now += 1
         batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
         if batch is not None:
-            results.apply(self.sched, batch, self.compute(batch), self.now)
+            result = self.compute(batch)
+            self.now += self.step_ns(batch)
+            results.apply(self.sched, batch, result, self.now)
         self.deliver()
         self.sched.check()
         return batch
@@ -106,26 +122,30 @@ class SchedWorld:
             at += count
         counts, ids = np.zeros(batch.num_rows, np.int32), np.full((batch.num_rows, 1), -1, np.int32)
         assert (np.diff(batch.row_dp_rank) >= 0).all() and batch.dp_num_tokens.max() <= self.limits.max_step_tokens
-        at = 0
+        area = np.bincount(batch.row_dp_rank, prompt_area(batch))
+        assert area.max() <= max(self.limits.max_step_area, self.limits.max_context_len)
+        at, start_ns = 0, self.now
         for i, slot in enumerate(batch.row_slot):
             prefix, extend, dp = int(batch.row_prefix_len[i]), int(batch.row_extend_len[i]), int(batch.row_dp_rank[i])
-            tokens = [int(t) for t in batch.input_ids[at : at + extend]]
+            tokens = batch.input_ids[at : at + extend]
             at += extend
             handle = self.sched.slots.reqs[slot].handle
-            sequence = self.prompts[handle] + self.sampled[handle]
+            sequence, kv = self._sequence(handle), self.pages[dp].reshape(-1)
             if batch.row_flags[i] & ROW_FEED:
-                tokens = [self.sampled[handle][-1]]
-            assert tokens == sequence[prefix : prefix + extend], f"slot {slot} computes ids that are not its own"
-            places = [(self.table[slot, p // page], p % page) for p in range(prefix + extend)]
-            have = [int(self.pages[dp, page_no, offset]) for page_no, offset in places[:prefix]]
-            assert have == sequence[:prefix], f"slot {slot} reads KV that is not its own"
-            for token, (page_no, offset) in zip(tokens, places[prefix:], strict=True):
-                self.pages[dp, page_no, offset] = token
+                tokens = sequence[-1:]
+            end = prefix + extend
+            assert np.array_equal(tokens, sequence[prefix:end]), f"slot {slot} computes ids that are not its own"
+            places = self.table[slot, np.arange(end) // page] * page + np.arange(end) % page
+            assert np.array_equal(kv[places[:prefix]], sequence[:prefix]), f"slot {slot} reads KV that is not its own"
+            kv[places[prefix:]] = tokens
             if batch.row_flags[i] & ROW_SAMPLE:
-                assert prefix + extend == len(sequence), f"slot {slot} samples in the middle"
+                assert end == len(sequence), f"slot {slot} samples in the middle"
                 counts[i], ids[i, 0] = 1, self.sample()
                 self.sampled[handle].append(int(ids[i, 0]))
-        return StepResult(batch.step, counts, ids)
+        return StepResult(batch.step, counts, ids, start_ns)
+
+    def _sequence(self, handle: int) -> np.ndarray:
+        return np.concatenate([self._prompt_ids[handle], np.array(self.sampled[handle], np.int64)])
 
     def sample(self) -> int:
         """Id 0, the end of turn, with its chance."""

@@ -67,9 +67,11 @@ def test_books_name_a_lost_page_and_one_in_two_places():
 
 
 def test_a_token_log_appends_each_rows_accepted_ids_and_the_counts_grow():
-    log, seq_len, num_output = TokenLog(3), np.array([5, 0, 2]), np.zeros(3, np.int64)
+    log, seq_len, num_output, token_ns = TokenLog(3), np.array([5, 0, 2]), np.zeros(3, np.int64), np.array([0, 0, 40])
     log.reset(2, i32(1, 2))
-    assert log.advance(i32(2, 0), i32(1, 2), np.array([[3, -1], [8, 9]], np.int32), seq_len, num_output) == 3
+    ids = np.array([[3, -1], [8, 9]], np.int32)
+    assert log.advance(i32(2, 0), i32(1, 2), ids, seq_len, num_output, token_ns, 100) == (3, 60)
+    assert token_ns.tolist() == [100, 0, 100]
     assert (log.get(2).tolist(), log.get(0).tolist(), log.length(1)) == ([1, 2, 3], [8, 9], 0)
     assert (seq_len.tolist(), num_output.tolist()) == ([7, 0, 3], [2, 0, 1])
     assert log.get(2, 1).tolist() == [2, 3]
@@ -78,11 +80,11 @@ def test_a_token_log_appends_each_rows_accepted_ids_and_the_counts_grow():
 
 
 def test_a_token_log_refuses_a_bad_row_and_takes_none():
-    log, counts = TokenLog(2), (np.zeros(2, np.int64), np.zeros(2, np.int64))
+    log, counts = TokenLog(2), (np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
     with pytest.raises(IndexError, match="slot"):
-        log.advance(i32(0, 2), i32(1, 1), np.zeros((2, 1), np.int32), *counts)
+        log.advance(i32(0, 2), i32(1, 1), np.zeros((2, 1), np.int32), *counts, 1)
     with pytest.raises(ValueError, match="width"):
-        log.advance(i32(0), i32(2), np.zeros((1, 1), np.int32), *counts)
+        log.advance(i32(0), i32(2), np.zeros((1, 1), np.int32), *counts, 1)
     with pytest.raises(ValueError, match="length"):
-        log.advance(i32(0, 1), i32(1), np.zeros((1, 1), np.int32), *counts)
+        log.advance(i32(0, 1), i32(1), np.zeros((1, 1), np.int32), *counts, 1)
     assert log.length(0) == 0 and not counts[0].any()

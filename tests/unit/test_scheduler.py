@@ -103,8 +103,7 @@ def test_an_end_of_turn_id_ends_unless_it_is_to_be_ignored():
 def test_a_stop_id_of_the_request_ends_it():
     world = SchedWorld()
     world.sample = lambda: 9
-    world.prompts[1], world.sampled[1], world.received[1] = [1], [], []
-    world.sched.receive(generate_record(1, [1], 5, stop_ids=(8, 9)), 0)
+    world.receive(1, [1], [], generate_record(1, [1], 5, stop_ids=(8, 9)))
     run_dry(world)
     assert world.ended[1] is FinishReason.STOP and world.received[1] == [9]
 
@@ -113,8 +112,10 @@ def test_a_block_of_tokens_is_cut_at_the_first_end_of_turn():
     """[F-D3] what comes after is neither counted nor sent."""
     world = SchedWorld()
     world.send(1, [1, 2, 3], 10)
-    batch = world.sched.next_batch(0)
-    results.apply(world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 0, 8]], np.int32)), 1)
+    batch = world.sched.next_batch(world.now)
+    results.apply(
+        world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 0, 8]], np.int32)), world.now
+    )
     world.deliver()
     assert world.received[1] == [7, 0] and world.ended[1] is FinishReason.STOP
 
@@ -122,8 +123,10 @@ def test_a_block_of_tokens_is_cut_at_the_first_end_of_turn():
 def test_a_block_of_tokens_is_cut_at_max_new_tokens():
     world = SchedWorld()
     world.send(1, [1, 2, 3], 2)
-    batch = world.sched.next_batch(0)
-    results.apply(world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 6, 5]], np.int32)), 1)
+    batch = world.sched.next_batch(world.now)
+    results.apply(
+        world.sched, batch, StepResult(1, np.array([3], np.int32), np.array([[7, 6, 5]], np.int32)), world.now
+    )
     world.deliver()
     assert world.received[1] == [7, 6] and world.ended[1] is FinishReason.LENGTH
 
@@ -199,8 +202,7 @@ def test_a_probe_is_answered_without_a_step_while_others_run():
 def test_a_resumed_request_goes_on_from_the_ids_it_had_put_out():
     """[R53]"""
     world = SchedWorld(eos_chance=0)
-    world.prompts[1], world.sampled[1], world.received[1] = [1, 2, 3], [7, 8], [7, 8]
-    world.sched.receive(generate_record(1, [1, 2, 3], 5, output=[7, 8], cached_device=0), 0)
+    world.receive(1, [1, 2, 3], [7, 8], generate_record(1, [1, 2, 3], 5, output=[7, 8], cached_device=0))
     run_dry(world)
     assert len(world.received[1]) == 5 and world.received[1][:2] == [7, 8]
     assert int(world.last_heads[1]["num_prompt_ids"]) == 3

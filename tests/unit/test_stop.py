@@ -41,7 +41,7 @@ def finish_of(head: np.void) -> tuple[FinishReason, int, int, int]:
 
 def apply_block(world: SchedWorld, *ids: int) -> None:
     """One step that samples several tokens for the one row there is."""
-    batch = world.sched.next_batch(0)
+    batch = world.sched.next_batch(world.now)
     counts, block = np.array([len(ids)], np.int32), np.array([ids], np.int32)
     results.apply(world.sched, batch, StepResult(batch.step, counts, block), 1)
     world.deliver()
@@ -128,8 +128,8 @@ def test_a_match_across_a_retraction_is_found():
 def test_a_resumed_request_knows_what_it_has_said():
     """[R53]"""
     world = make_world([COLON])
-    world.prompts[1], world.sampled[1], world.received[1] = [HI], [HI, USER], [HI, USER]
-    world.sched.receive(generate_record(1, [HI], 9, output=[HI, USER], stop=("\nUser:",), cached_device=0), 0)
+    record = generate_record(1, [HI], 9, output=[HI, USER], stop=("\nUser:",), cached_device=0)
+    world.receive(1, [HI], [HI, USER], record)
     assert finish_of(run(world)) == (FinishReason.STOP, -1, 0, len("\nUser:")) and world.received[1] == [
         HI,
         USER,

@@ -189,7 +189,8 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, aborted)                                                   \
   F(uint64_t, retracted)                                                 \
   F(uint64_t, stale_records)                                             \
-  F(uint64_t, books_checked)   /* times the books were found in order */
+  F(uint64_t, books_checked)   /* times the books were found in order */ \
+  F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */
 
 // Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
 #define GLM53D_RANK_ROW(F, A)                                            \
@@ -221,7 +222,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 152)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 160)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;
