@@ -9,16 +9,15 @@ Both give the same numbers up to rounding. The scale is that of the head before 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
 from glm53d.model.groups import RankGroups
 from glm53d.model.indexer import Indexer
 from glm53d.model.kv_cache import KvCache, Rows
-from glm53d.model.layers import RmsNorm, rotate
+from glm53d.model.layers import Linear, RmsNorm, rotate
 from glm53d.model.step import Gathered, Group, Step, parts
-from glm53d.model.weights import ALL, Checkpoint
+from glm53d.model.weights import ALL, Checkpoint, Fp8Weight
 
 
 class Attention:
@@ -37,8 +36,11 @@ class Attention:
         *,
         full: bool,
     ):
-        def read(name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
-            return checkpoint.read(f"{prefix}{name}.weight", rows, columns)
+        def read(name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor | Fp8Weight:
+            return checkpoint.read_weight(f"{prefix}{name}.weight", rows, columns)
+
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(checkpoint.read(f"{prefix}{name}.weight"), q_kv_norm_eps)
 
         def of_heads(width: int) -> slice:
             return slice(part.start * width, part.stop * width)
@@ -56,7 +58,6 @@ class Attention:
         self.scale = config.qk_head_dim**-0.5
         self.indexer = Indexer(config, checkpoint, prefix + "indexer.") if full else None
 
-        # What reads the same input is one product: fewer, larger operations.
         from_x = [read("q_a_proj"), read("kv_a_proj_with_mqa")]
         from_q = [read("q_b_proj", of_heads(self.qk_head_dim))]
         self.x_parts = [config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim]
@@ -64,25 +65,24 @@ class Attention:
             from_x += [read("indexer.wk"), read("indexer.weights_proj")]
             from_q += [read("indexer.wq_b")]
             self.x_parts += [config.index_head_dim, config.index_n_heads]
-        self.w_x, self.w_q = torch.cat(from_x), torch.cat(from_q)
-        self.q_norm = RmsNorm(read("q_a_layernorm"), q_kv_norm_eps)
-        self.kv_norm = RmsNorm(read("kv_a_layernorm"), q_kv_norm_eps)
+        self.w_x, self.w_q = Linear(*from_x), Linear(*from_q)
+        self.q_norm, self.kv_norm = norm("q_a_layernorm"), norm("kv_a_layernorm")
         width = self.nope_dim + self.v_head_dim
-        kv_b = read("kv_b_proj", of_heads(width)).view(self.heads, width, self.kv_lora_rank)
+        kv_b = checkpoint.read(prefix + "kv_b_proj.weight", of_heads(width)).view(self.heads, width, self.kv_lora_rank)
         self.w_k = kv_b[:, : self.nope_dim]  # [heads, nope, kv_lora_rank]
         self.w_v = kv_b[:, self.nope_dim :].transpose(1, 2)  # [heads, kv_lora_rank, v]
-        self.w_o = read("o_proj", columns=of_heads(self.v_head_dim))
+        self.w_o = Linear(read("o_proj", columns=of_heads(self.v_head_dim)))
 
     def __call__(
         self, x: Tensor, step: Step, angles: Tensor, cache: KvCache, chosen: list[Group]
     ) -> tuple[Tensor, list[Group]]:
         """Cache this step's rows, then attend. `chosen` is the last full layer's; this layer's is returned beside x."""
-        q_latent, c, rope_key, *index = F.linear(x, self.w_x).split(self.x_parts, -1)
+        q_latent, c, rope_key, *index = self.w_x(x).split(self.x_parts, -1)
         q_latent = self.q_norm(q_latent)
         row = torch.cat([self.kv_norm(c), rotate(rope_key[:, None], angles)[:, 0]], -1)
         cache.latent[self.layer].write(step.out_cache_loc, row)
 
-        q = F.linear(q_latent, self.w_q)
+        q = self.w_q(q_latent)
         keys = cache.index_k[self.layer]
         if self.indexer is not None and keys is not None:
             index_k, index_w = index
@@ -96,7 +96,7 @@ class Attention:
             rows, queries = cache.latent[self.layer], (q_nope[group.tokens], q_rope[group.tokens])
             form = self._absorbed if isinstance(group, Gathered) else self._expanded
             out[group.tokens] = form(*queries, rows, group)
-        return self.ranks.sum_heads(F.linear(out.flatten(1), self.w_o)), chosen
+        return self.ranks.sum_heads(self.w_o(out.flatten(1))), chosen
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
         """[queries, heads, v]."""

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
-from glm53d.model.weights import Checkpoint
+from glm53d.model.weights import Checkpoint, Fp8Weight
 
 
 class RmsNorm:
@@ -47,14 +47,27 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.view_as_real(pairs * angles).flatten(-2).to(x.dtype)
 
 
-class Mlp:
-    """down(silu(gate x) * up x). Gate and up are one product. Of a part of the width, a part of the sum."""
+class Linear:
+    """x W^T, of weights that stand one below the other in W: what reads the same input is one product."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, part: slice):
-        gate, up = (checkpoint.read(f"{prefix}{name}_proj.weight", rows=part) for name in ("gate", "up"))
-        self.gate_up = torch.cat([gate, up])
-        self.down = checkpoint.read(prefix + "down_proj.weight", columns=part)
+    def __init__(self, *weights: Tensor | Fp8Weight):
+        plain = [weight for weight in weights if isinstance(weight, Tensor)]
+        self.parts = (torch.cat(plain),) if len(plain) == len(weights) else weights
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down)
+        dense = [part if isinstance(part, Tensor) else part.dense() for part in self.parts]
+        return F.linear(x, dense[0] if len(dense) == 1 else torch.cat(dense))
+
+
+class Mlp:
+    """down(silu(gate x) * up x). Of a part of the width, a part of the sum."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, part: slice):
+        self.gate_up = Linear(
+            *(checkpoint.read_weight(f"{prefix}{name}_proj.weight", rows=part) for name in ("gate", "up"))
+        )
+        self.down = Linear(checkpoint.read_weight(prefix + "down_proj.weight", columns=part))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)

@@ -3,11 +3,14 @@
 Weights are stored as floats, or as FP8 in blocks: a linear's values are e4m3, and beside it stands, as
 `<name>_scale_inv`, one float32 factor for each block. Whether one is quantised is told by what is stored, not by
 config.json, which calls some tensors by names that they do not have.
+
+On a GPU quantised linears stay as they are stored, or they would not fit; elsewhere they are dequantised once.
 """
 
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,13 +31,30 @@ MAX_LISTED = 4  # names in a message; the count says how many there are
 ALL = slice(None)
 
 
+@dataclass(slots=True, eq=False)
+class Fp8Weight:
+    """A part of a quantised linear, as stored. The part may begin and end inside of blocks."""
+
+    values: Tensor  # e4m3 [rows, columns]
+    scale: Tensor  # float32, of all blocks of the whole
+    row_block: Tensor  # [rows, 1] int64, where in scale
+    column_block: Tensor  # [columns]
+    dtype: torch.dtype
+
+    def dense(self) -> Tensor:
+        """[rows, columns] in the arithmetic's dtype."""
+        return (self.values.float() * self.scale[self.row_block, self.column_block]).to(self.dtype)
+
+
 class Checkpoint:
     """The tensors of one folder, read by official name in any order, whole or in part. Memory-mapped until close().
 
     Opening raises CheckpointError naming the tensors that are missing, too many, of another shape or of a format that
     we cannot compute with, a file that is cut short, and an index that does not say what the files hold.
 
-    Args: with_mtp: the MTP layers must be complete too. Without it they may be there and are left unread.
+    Args:
+        with_mtp: the MTP layers must be complete too. Without it they may be there and are left unread.
+        keep_fp8: read_weight gives quantised linears as they are stored.
     """
 
     def __init__(
@@ -45,10 +65,12 @@ class Checkpoint:
         device: torch.device,
         *,
         with_mtp: bool = False,
+        keep_fp8: bool = False,
     ):
         self.folder = folder
         self.dtype = dtype
         self.device = device
+        self.keep_fp8 = keep_fp8
         self.bytes_read = 0  # in the form kept, of all tensors so far
         quantization = config.quantization_config
         self._block = quantization.weight_block_size if quantization is not None else None
@@ -66,30 +88,42 @@ class Checkpoint:
         """One tensor that must not be rounded: the router's bias is spread over a few BF16 steps only."""
         return self._read(name, ALL, ALL, torch.float32)
 
+    def read_weight(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor | Fp8Weight:
+        """A linear's weight [out, in], or a part of it, in the form it is kept in. Raises CheckpointError likewise."""
+        if not self.keep_fp8 or self._file_of[name].get_slice(name).get_dtype() != FP8:
+            return self.read(name, rows, columns)
+        weight = self._fp8(name, rows, columns)
+        if not torch.isfinite(weight.dense()).all():
+            raise CheckpointError(f"{self.folder}: {name} has values that are not finite")
+        self.bytes_read += weight.values.nbytes + weight.scale.nbytes
+        return weight
+
     def close(self) -> None:
         """Drop the maps. A tensor kept in its stored form on the CPU holds its own map on."""
         self._file_of.clear()
 
     def _read(self, name: str, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
         stored = self._file_of[name].get_slice(name)
-        part = stored[rows, columns] if len(stored.get_shape()) == 2 else stored[rows]
         if stored.get_dtype() == FP8:
-            part = part.float() * self._scales(name, stored.get_shape(), rows, columns)
-        tensor = part.to(device=self.device, dtype=dtype)
+            tensor = self._fp8(name, rows, columns).dense()
+        else:
+            part = stored[rows, columns] if len(stored.get_shape()) == 2 else stored[rows]
+            tensor = part.to(device=self.device, dtype=dtype)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{self.folder}: {name} has values that are not finite")
         self.bytes_read += tensor.nbytes
         return tensor
 
-    def _scales(self, name: str, shape: list[int], rows: slice, columns: slice) -> Tensor:
-        """The factor of each element of a part, which may begin and end inside of blocks."""
+    def _fp8(self, name: str, rows: slice, columns: slice) -> Fp8Weight:
         assert self._block is not None
+        stored = self._file_of[name].get_slice(name)
         scale = self._file_of[name + SCALE].get_tensor(name + SCALE)
         row, column = (
-            torch.arange(*part.indices(size)) // block
-            for part, size, block in zip((rows, columns), shape, self._block, strict=True)
+            torch.arange(*part.indices(size), device=self.device) // block
+            for part, size, block in zip((rows, columns), stored.get_shape(), self._block, strict=True)
         )
-        return scale[row[:, None], column]
+        values = stored[rows, columns].to(self.device)
+        return Fp8Weight(values, scale.to(self.device), row[:, None], column, self.dtype)
 
     def _open_all(self) -> dict[str, safe_open]:
         """The file of each tensor: of the one file, or as the index says."""

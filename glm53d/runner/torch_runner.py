@@ -94,7 +94,10 @@ class TorchRunner:
         self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
         num_mtp = int(num_drafts > 0)
-        checkpoint = Checkpoint(folder, model_config, self.dtype, self.device, with_mtp=num_mtp > 0)
+        checkpoint = Checkpoint(
+            folder, model_config, self.dtype, self.device,
+            with_mtp=num_mtp > 0, keep_fp8=self.device.type == "cuda",
+        )  # fmt: skip
         layers = model_config.num_hidden_layers
         eps = self.config.model.q_kv_norm_eps or model_config.rms_norm_eps
         self.model = Glm(

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from glm53d.errors import CheckpointError
 from glm53d.model.config import GLM_5_3, ModelConfig
+from glm53d.model.layers import Linear, Mlp
 from glm53d.model.weights import Checkpoint
 from tests.model.synthetic import make_checkpoint, write_shards
 from tests.model.tiny import tiny_model
@@ -179,6 +180,35 @@ def test_any_part_of_a_quantised_tensor_is_that_part_of_the_whole(official, data
     )
     part = checkpoint.read(name, slice(top, bottom), slice(left, right))
     assert torch.equal(part, whole[top:bottom, left:right])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_kept_as_stored_give_the_very_results_of_dequantised_ones(official, dtype):
+    """Parts that begin and end inside of blocks, several of them in one product, quantised or not."""
+    folder, _ = official
+    config, device = ModelConfig.load(folder), torch.device("cpu")
+    kept, plain = (Checkpoint(folder, config, dtype, device, keep_fp8=keep) for keep in (True, False))
+    x = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    prefix, rows = "model.layers.0.self_attn.", slice(3, 21)
+    names = ["q_a_proj", "kv_a_proj_with_mqa", "indexer.weights_proj"]
+    results = [Linear(*(c.read_weight(f"{prefix}{name}.weight", rows) for name in names))(x) for c in (kept, plain)]
+    assert torch.equal(*results)
+    part = slice(8, 40)
+    results = [Mlp(c, "model.layers.0.mlp.", part)(x) for c in (kept, plain)]
+    assert torch.equal(*results)
+    assert kept.bytes_read < plain.bytes_read
+
+
+def test_a_kept_weight_that_is_not_finite_is_named(official, tmp_path):
+    folder, tensors = official
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    scale = tensors[QUANTISED + "_scale_inv"].clone()
+    scale[0, 0] = float("inf")
+    write_shards(tmp_path, tensors | {QUANTISED + "_scale_inv": scale}, 2)
+    config = ModelConfig.load(tmp_path)
+    checkpoint = Checkpoint(tmp_path, config, torch.float32, torch.device("cpu"), keep_fp8=True)
+    with pytest.raises(CheckpointError, match=f"{QUANTISED} has values that are not finite"):
+        checkpoint.read_weight(QUANTISED)
 
 
 def dequantised(tensors, name) -> torch.Tensor:
