@@ -81,7 +81,7 @@ def parts(events: Iterable[Event]) -> Iterator[Reasoning | Text | Call]:
             yield kind("".join(texts))
             texts.clear()
         match event:
-            case Reasoning(text) | Text(text):
+            case Reasoning(text) | Text(text) if text:
                 kind = type(event)
                 texts.append(text)
             case ToolCallStart():

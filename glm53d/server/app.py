@@ -10,6 +10,7 @@ from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
 from glm53d.server import (
     admin,
+    anthropic,
     body,
     cors,
     exchange,
@@ -30,6 +31,14 @@ _LAST_WORDS_S = 0.5
 ROUTES = (
     Route("POST", "/v1/chat/completions", openai_chat.chat_completions, body=openai_chat.ChatBody),
     Route("POST", "/v1/completions", openai_completions.completions, body=openai_completions.CompletionBody),
+    Route("POST", "/v1/messages", anthropic.messages, body=anthropic.MessagesBody, errors=anthropic.MessagesError),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic.count_tokens,
+        body=anthropic.MessagesBody,
+        errors=anthropic.MessagesError,
+    ),
     Route("POST", "/generate", native_api.generate, body=native_api.GenerateBody),
     Route("POST", "/tokenize", text_api.tokenize, body=text_api.TokenizeBody),
     Route("POST", "/detokenize", text_api.detokenize, body=text_api.DetokenizeBody),

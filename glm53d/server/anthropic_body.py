@@ -1,0 +1,185 @@
+"""The body of /v1/messages: its schema, and the way from it to a Conversation and the tools it offers."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from glm53d.chat.conversation import Conversation, Json
+from glm53d.errors import InvalidRequest
+from glm53d.server.common import Offered, RequestFields, call, check_function, offer, to_effort
+from glm53d.server.sampling import Count, not_served, refuse_not_served
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ImageBlock(msgspec.Struct, tag="image"):
+    """An image; the template tells the model that it cannot see it."""
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """Thinking of an earlier turn. Whatever signature it has is good: it is text like any other here."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
+    """Thinking that another server has encrypted: nothing of it can be shown to the model."""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """A call in the history."""
+
+    id: str
+    name: str
+    input: dict[str, Json]
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
+    """What a call gave. The model's format has no mark for is_error: the text has to say it."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Message(msgspec.Struct):
+    """A message. A system message stays where it stands: at the head it would change what every later turn reuses."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Thinking(msgspec.Struct):
+    """There is no switch: the model always thinks, at the lowest effort when it should not."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[Json, not_served()] = None
+
+
+class OutputConfig(msgspec.Struct):
+    """How the answer should be."""
+
+    effort: str | None = None
+    format: Annotated[Json, not_served()] = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether tools may be called."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(msgspec.Struct):
+    """Of the client's own; the user_id of an agent names its session."""
+
+    user_id: str | None = None
+
+
+class MessagesBody(RequestFields, kw_only=True):
+    """The request. For count_tokens only what makes the prompt counts."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    max_tokens: Count | None = None
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=16)] | None = msgspec.field(
+        default=None, name="stop_sequences"
+    )
+    tools: list[dict[str, Json]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    metadata: Metadata | None = None
+
+    output_format: Annotated[Json, not_served()] = None
+    mcp_servers: Annotated[Json, not_served([])] = None
+    container: Annotated[Json, not_served()] = None
+
+
+def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
+    """The tools that the request offers, and the kinds of those that are left out, since they are no functions."""
+    functions: list[dict[str, Json]] = []
+    others: list[str] = []
+    for i, tool in enumerate(req.tools or ()):
+        if tool.get("type", "custom") not in (None, "custom"):
+            others.append(str(tool["type"]))
+            continue
+        check_function(tool, f"tools[{i}]", parameters="input_schema")
+        said = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get("input_schema")}
+        functions.append({key: value for key, value in said.items() if value is not None})
+    choice = req.tool_choice or ToolChoice("auto")
+    if choice.type in ("any", "tool"):
+        raise InvalidRequest("`tool_choice.type` other than none and auto is not supported.", "tool_choice.type")
+    max_calls = 1 if choice.disable_parallel_tool_use else None
+    return offer(functions, is_off=choice.type == "none", max_calls=max_calls), others
+
+
+def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:
+    """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
+    thinking, config = req.thinking or Thinking("adaptive"), req.output_config or OutputConfig()
+    refuse_not_served(thinking, "thinking")
+    refuse_not_served(config, "output_config")
+    effort = "low" if thinking.type == "disabled" else "max"
+    if config.effort is not None:
+        effort = to_effort(config.effort, "output_config.effort")
+    head = [{"role": "system", "content": _content(req.system)}] if req.system else []
+    rest = [out for i, message in enumerate(req.messages) for out in _to_messages(message, f"messages[{i}]")]
+    return Conversation(messages=head + rest, tools=tools.in_prompt, reasoning_effort=effort)
+
+
+def _to_messages(message: Message, at: str) -> list[dict[str, Json]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return [_to_turn(message.content, f"{at}.content")]
+    return _to_results_and_text(message.role, message.content, f"{at}.content")
+
+
+def _to_turn(blocks: list[Block], at: str) -> dict[str, Json]:
+    """A turn of the model: its thinking, its text and its calls, each kind in one."""
+    turn: dict[str, Json] = {"role": "assistant", "content": []}
+    for i, block in enumerate(blocks):
+        match block:
+            case TextBlock() | ImageBlock():
+                turn["content"].append(_part(block))
+            case ThinkingBlock(text):
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case ToolUseBlock(id, name, arguments):
+                turn.setdefault("tool_calls", []).append(call(id, name, arguments, f"{at}[{i}].input"))
+            case ToolResultBlock():
+                raise InvalidRequest(
+                    f"`{at}[{i}].type` cannot be tool_result in a turn of the assistant.", f"{at}[{i}]"
+                )
+    return turn
+
+
+def _to_results_and_text(role: str, blocks: list[Block], at: str) -> list[dict[str, Json]]:
+    """What a client says: results of calls, each a message of its own, and what stands between them."""
+    messages: list[dict[str, Json]] = []
+    for i, block in enumerate(blocks):
+        match block:
+            case TextBlock() | ImageBlock():
+                if not messages or messages[-1]["role"] == "tool":
+                    messages.append({"role": role, "content": []})
+                messages[-1]["content"].append(_part(block))
+            case ToolResultBlock(id, content):
+                messages.append({"role": "tool", "tool_call_id": id, "content": _content(content)})
+            case _:
+                raise InvalidRequest(f"`{at}[{i}].type` can only be in a turn of the assistant.", f"{at}[{i}].type")
+    return messages or [{"role": role, "content": []}]
+
+
+def _content(content: str | list[TextBlock] | list[TextBlock | ImageBlock] | None) -> Json:
+    return [_part(block) for block in content] if isinstance(content, list) else content
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Json]:
+    return {"type": "text", "text": block.text} if isinstance(block, TextBlock) else {"type": "image"}
