@@ -8,7 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from glm53d.nano.weights import PACKAGE
 from tests.helpers.daemon import Daemon, idle_info, running
+from tests.model.synthetic import make_checkpoint
 
 PROMPTS = [list(range(start, start + length)) for start, length in ((5, 40), (5, 60), (300, 7), (5, 33), (900, 90))]
 POOL = (
@@ -68,3 +70,23 @@ async def test_many_ranks_answer_as_one_does(nano, http, tmp_path, monkeypatch, 
         assert daemon.stop() == 0
     assert not list(rendezvous.iterdir())
     assert "Traceback" not in daemon.log.read_text()
+
+
+async def test_drafts_of_an_official_checkpoint_change_no_answer(http, tmp_path):
+    """FP8 blocks, MTP layer, FP8 rows, two KV pools: blocks of several tokens reach the client as if one by one. [R36]"""
+    make_checkpoint(tmp_path / "model", 2, predictable=True, vocab_size=2048)
+    model = (
+        f"model.path={tmp_path / 'model'}",
+        f"tokenizer.path={PACKAGE}",
+        "kv.dtype=fp8",
+        "model.max_context_len=512",
+    )
+    found = []
+    for more in ((), ("speculation.num_draft_tokens=4", "parallel.tp_size=2", "parallel.attn_dp_size=2")):
+        with running(*model, *more, *POOL, log=tmp_path / "log") as daemon:
+            found.append(await answers(http, daemon.url))
+            steps = (await idle_info(http, daemon.url))["loads"][0]["steps"]
+            assert daemon.stop() == 0
+    assert found[1] == found[0]
+    assert all(len(ids) == 10 for ids in found[0])
+    assert steps > 0

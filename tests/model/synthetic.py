@@ -66,16 +66,26 @@ def official_config(seed: int, block: int = 16, **changes: Any) -> dict[str, Any
     return fields
 
 
-def make_checkpoint(folder: Path, seed: int, shards: int = 3, **changes: Any) -> dict[str, Tensor]:
-    """Write one with random weights; returns every tensor as stored. Without quantization_config all is BF16."""
+def make_checkpoint(
+    folder: Path, seed: int, shards: int = 3, *, predictable: bool = False, **changes: Any
+) -> dict[str, Tensor]:
+    """Write one with random weights; returns every tensor as stored. Without quantization_config all is BF16.
+
+    predictable: a token alone nearly decides the next, for the model and for its MTP layer: most drafts are right.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(official_config(seed, **changes)))
     (folder / "generation_config.json").write_text('{"eos_token_id": [0]}')
     config = ModelConfig.load(folder)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for name, shape in (tensor_shapes(config) | mtp_shapes(config)).items():
-        tensors.update(_stored(name, _draw(name, shape, generator), config))
+    drawn = {
+        name: _draw(name, shape, generator) for name, shape in (tensor_shapes(config) | mtp_shapes(config)).items()
+    }
+    if predictable:
+        _make_predictable(drawn, config)
+    for name, values in drawn.items():
+        tensors.update(_stored(name, values, config))
     write_shards(folder, tensors, shards)
     return tensors
 
@@ -98,6 +108,16 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tens
     if name.endswith("e_score_correction_bias"):
         return torch.randn(shape, generator=generator) * 0.05
     return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+
+
+def _make_predictable(drawn: dict[str, Tensor], config: ModelConfig) -> None:
+    """Layers say little, the head finds the token before its own, the MTP layer looks at the next token's embedding."""
+    for name, values in drawn.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            values *= 0.05
+    drawn["lm_head.weight"] = drawn["model.embed_tokens.weight"].roll(1, 0)
+    join = drawn[f"model.layers.{config.num_hidden_layers}.eh_proj.weight"].zero_()
+    join[:, : config.hidden_size] = torch.eye(config.hidden_size)
 
 
 def _stored(name: str, values: Tensor, config: ModelConfig) -> dict[str, Tensor]:

@@ -73,6 +73,28 @@ def test_output_with_drafts_is_output_without(seed, tmp_path):
         assert num_accepted > 0.2 * sum(len(ids) for ids in expected)
 
 
+def test_a_good_mtp_layer_saves_most_steps_and_a_last_id_is_read_once(tmp_path):
+    """Real drafts, nearly all right. A slot's last id is poisoned once read, and a poisoned one never computed with."""
+    make_checkpoint(tmp_path, 2, predictable=True, eos_token_id=[])
+    plain = served(config_of(tmp_path, 0))
+    expected = serve(plain, 0, NUM_NEW)
+    world = served(config_of(tmp_path, 3))
+    runner = world.ranks.runner
+    plan = runner._plan
+
+    def poisoning(batch, rows):
+        step = plan(batch, rows)
+        assert (step.input_ids >= 0).all()
+        runner.last_id[rows.slot[rows.fed]] = -1
+        return step
+
+    runner._plan = poisoning
+    assert serve(world, 0, NUM_NEW) == expected
+    num_accepted = sum(int(head["num_accepted"]) for head in world.last_heads.values())
+    assert num_accepted > 0.6 * sum(len(ids) for ids in expected)
+    assert world.sched.step < 0.6 * plain.sched.step
+
+
 @pytest.mark.parametrize(
     ("samples", "drafts", "fed", "expected"),
     [
