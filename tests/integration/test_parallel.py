@@ -73,7 +73,7 @@ async def test_many_ranks_answer_as_one_does(nano, http, tmp_path, monkeypatch, 
 
 
 async def test_drafts_of_an_official_checkpoint_change_no_answer(http, tmp_path):
-    """FP8 blocks, MTP layer, FP8 rows, two KV pools: blocks of several tokens reach the client as if one by one. [R36]"""
+    """FP8 blocks and rows, MTP layer, two KV pools: blocks of several tokens reach clients as if one by one. [R36]"""
     make_checkpoint(tmp_path / "model", 2, predictable=True, vocab_size=2048)
     model = (
         f"model.path={tmp_path / 'model'}",
@@ -81,12 +81,12 @@ async def test_drafts_of_an_official_checkpoint_change_no_answer(http, tmp_path)
         "kv.dtype=fp8",
         "model.max_context_len=512",
     )
-    found = []
+    found, steps = [], []
     for more in ((), ("speculation.num_draft_tokens=4", "parallel.tp_size=2", "parallel.attn_dp_size=2")):
         with running(*model, *more, *POOL, log=tmp_path / "log") as daemon:
             found.append(await answers(http, daemon.url))
-            steps = (await idle_info(http, daemon.url))["loads"][0]["steps"]
+            steps.append((await idle_info(http, daemon.url))["loads"][0]["steps"])
             assert daemon.stop() == 0
     assert found[1] == found[0]
     assert all(len(ids) == 10 for ids in found[0])
-    assert steps > 0
+    assert steps[1] < 0.7 * steps[0]
