@@ -1,9 +1,8 @@
 """The life of the daemon: HTTP first, then the ranks, then work; a signal or a dead rank ends it. [R3] [R4]
 
-main thread        event loop: HTTP, engine                     run() -> Daemon.live()
-supervisor thread  spawns ranks, watches their pidfds, ends them; lives as long as main, because a rank's
-parent-death
-                   signal is bound to the thread that spawned it
+    main thread        event loop: HTTP, engine                     run() -> Daemon.live()
+    supervisor thread  spawns ranks, watches their pidfds, ends them. It lives as long as main, because a rank's
+                       parent-death signal is bound to the thread that spawned it.
 """
 
 import asyncio
