@@ -19,6 +19,7 @@ from glm53d.server import (
     openai_chat,
     openai_completions,
     openapi,
+    responses,
     text_api,
 )
 from glm53d.server.auth import Access, Keys
@@ -31,6 +32,8 @@ _LAST_WORDS_S = 0.5
 ROUTES = (
     Route("POST", "/v1/chat/completions", openai_chat.chat_completions, body=openai_chat.ChatBody),
     Route("POST", "/v1/completions", openai_completions.completions, body=openai_completions.CompletionBody),
+    Route("POST", "/v1/responses", responses.responses, body=responses.ResponsesBody),
+    Route("POST", "/v1/responses/{id}/cancel", responses.cancel),
     Route("POST", "/v1/messages", anthropic.messages, body=anthropic.MessagesBody, errors=anthropic.MessagesError),
     Route(
         "POST",

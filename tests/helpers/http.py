@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from glm53d.config import Config, Engine, Model, Parallel, Server
+from glm53d.config import Config, Engine, Model, Parallel, Server, Template
 from glm53d.server.app import serve
 from tests.helpers.fake_engine import FakeEngine
 
@@ -37,6 +37,19 @@ class Answer:
         assert blocks[-1] == ""
         data = [block.removeprefix("data: ") for block in blocks[:-1] if block.startswith("data: ")]
         return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+    @property
+    def named_events(self) -> list[dict[str, Any]]:
+        """The data of each event, of a dialect in which its name stands before it and is its type."""
+        blocks = self.body.decode().split("\n\n")
+        assert blocks.pop() == ""
+        found = []
+        for block in blocks:
+            if not block.startswith(":"):
+                name, data = block.split("\n")
+                found.append(json.loads(data.removeprefix("data: ")))
+                assert name == "event: " + found[-1]["type"]
+        return found
 
 
 class Client:
@@ -84,7 +97,11 @@ def raw_post(path: str, body: dict, version: str = "1.1") -> bytes:
 
 @asynccontextmanager
 async def client_of_fake_engine(
-    engine: Engine | None = None, model: Model | None = None, parallel: Parallel | None = None, **server: Any
+    engine: Engine | None = None,
+    model: Model | None = None,
+    parallel: Parallel | None = None,
+    template: Template | None = None,
+    **server: Any,
 ) -> AsyncIterator[Client]:
     """A client of a fresh server; whole sections of its config, and by keyword fields of [server]."""
     config = Config(
@@ -92,6 +109,7 @@ async def client_of_fake_engine(
         engine=engine or Engine(),
         model=model or Model(),
         parallel=parallel or Parallel(),
+        template=template or Template(),
     )
     fake = FakeEngine(config)
     http = await serve(fake, config)
