@@ -6,23 +6,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from glm53d.server.anthropic_body import MessagesBody
 from glm53d.server.app import ROUTES
 from glm53d.server.native_api import GenerateBody, NativeSampling
 from glm53d.server.openai_chat import ChatBody
 from glm53d.server.openai_completions import CompletionBody
+from glm53d.server.responses_body import ResponsesBody
 from glm53d.server.routing import DP_RANK_HEADER, SESSION_HEADERS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 # A column of the table -> the structs whose fields it is about.
-COLUMNS = {"chat": (ChatBody,), "completions": (CompletionBody,), "generate": (GenerateBody, NativeSampling)}
+COLUMNS = {
+    "chat": (ChatBody,),
+    "completions": (CompletionBody,),
+    "messages": (MessagesBody,),
+    "responses": (ResponsesBody,),
+    "generate": (GenerateBody, NativeSampling),
+}
 
 
 def documented() -> dict[str, list[str]]:
     """Field -> its cells, by column."""
     lines = DOCS.partition("## Fields")[2].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
-    assert rows[0][1:4] == list(COLUMNS)
-    return {row[0].strip("`"): row[1:4] for row in rows[2:]}
+    assert rows[0][1:-1] == list(COLUMNS)
+    return {row[0].strip("`"): row[1:-1] for row in rows[2:]}
 
 
 def served(kinds: tuple[type[msgspec.Struct], ...]) -> dict[str, str]:
