@@ -95,6 +95,10 @@ class Scheduler(Section, frozen=True):
 
     max_running_requests: Annotated[int, doc("Requests that compute at once, on all ranks.", ge=1, le=4096)] = 256
     max_waiting_requests: Annotated[int, doc("Requests that wait at most; beyond it 429.", ge=1)] = 4096
+    max_waiting_tokens: Annotated[int, doc("Uncached prompt tokens that wait; once there are so many, 429.", ge=1)] = 1 << 24
+    queue_timeout_s: Annotated[float, doc("A request not admitted after so long gets 503; 0: it waits on.", ge=0)] = 0.0
+    ageing_s: Annotated[float, doc("The head start in the queue that one level of priority gives; only who comes within it overtakes.", ge=0)] = 10.0  # fmt: skip
+    helper_max_tokens: Annotated[int, doc("A chat without tools or priority that asks for at most so many tokens is an agent's helper (a title, a summary): one level below others; 0: none is.", ge=0)] = 256  # fmt: skip
     max_step_tokens: Annotated[int, doc("Tokens one attention-DP rank computes in a step: decode first, prefill chunks fill the rest.", ge=16)] = 2048  # fmt: skip
     max_step_area: Annotated[int, doc("New prompt tokens times their context that one attention-DP rank computes in a step: bounds the indexer's work arrays. One row of any context always may.", ge=1 << 16)] = 1 << 30  # fmt: skip
     target_itl_ms: Annotated[float, doc("Prompts are cut into chunks that keep gaps in running streams below this, by measured step times; 0: off.", ge=0)] = 0.0  # fmt: skip

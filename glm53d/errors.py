@@ -109,6 +109,19 @@ class NotReady(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class QueueTimeout(NotReady):
+    """The request waited too long to be admitted."""
+
+    code = "queue_timeout"
+
+
+class DeadlineExceeded(EngineError):
+    """The request's own deadline cannot be met."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
 class IpcError(EngineError):
     """A shared-memory channel cannot be used."""
 

@@ -185,13 +185,16 @@ class Engine:
     def _raise_if_full(self) -> None:
         if len(self.table) >= (most := self.config.server.max_requests):
             raise Overloaded(f"{most} requests are in flight, no more are taken")
-        if self._health.num_waiting() >= (most := self.config.scheduler.max_waiting_requests):
-            raise Overloaded(f"{most} requests are waiting, no more are taken")
+        waiting, limits = self._health.waiting(), self.config.scheduler
+        if waiting.num_requests >= (most := limits.max_waiting_requests):
+            raise Overloaded(f"{most} requests are waiting, no more are taken", waiting.drain_s)
+        if waiting.num_tokens >= (most := limits.max_waiting_tokens):
+            raise Overloaded(f"{most} prompt tokens are waiting, no more are taken", waiting.drain_s)
 
     async def _send_generate(self, entry: Entry, prompt: Prompt) -> None:
         job = entry.job
         record = generate_record(
-            entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config.output
+            entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config
         )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
             raise ContextTooLong(f"{len(prompt.ids)} prompt tokens do not fit the request ring (world.ring_bytes).")

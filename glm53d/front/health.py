@@ -5,6 +5,7 @@ STARTING ──all ranks loaded──► UP ◄──────► UNHEALTHY  
 
 import time
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,19 @@ NEXT = {
 }
 
 RANK_STATES = ("starting", "loaded", "running", "stopped", "failed")
+
+
+class Waiting(NamedTuple):
+    """What waits for admission."""
+
+    num_requests: int
+    num_tokens: int  # of prompts, not cached
+    rate: int  # prompt tokens per second that the ranks compute, 0: not measured
+
+    @property
+    def drain_s(self) -> int:
+        """Seconds until it is computed, as a client should be told: 1 to 60."""
+        return min(60, max(1, -(-self.num_tokens // self.rate))) if self.rate else 1
 
 
 class Health:
@@ -68,9 +82,10 @@ class Health:
             report |= {"phase": row["phase"].decode() or "spawning", "percent": int(row["percent"])}
         return report
 
-    def num_waiting(self) -> int:
-        """Requests in the scheduler's queue, as of its last step."""
-        return int(self._board.read_load(0)["num_waiting"])
+    def waiting(self) -> Waiting:
+        """The scheduler's queue, as of its last step."""
+        row = self._board.read_load(0)
+        return Waiting(int(row["num_waiting"]), int(row["num_waiting_tokens"]), int(row["prefill_rate"]))
 
     def loads(self) -> list[dict[str, object]]:
         """Each attention-DP rank's row as a dict."""

@@ -5,13 +5,14 @@ import secrets
 import numpy as np
 
 from glm53d.chat.events import Piece
-from glm53d.config import Output
-from glm53d.errors import EngineError
+from glm53d.config import Config
+from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
 from glm53d.front.job import Finish, Job, Usage
 from glm53d.front.prompt import Prompt
 from glm53d.ipc.records import (
     ABORT,
     GENERATE,
+    HELPER,
     IGNORE_EOS,
     NO_STOP_TRIM,
     OUTPUT,
@@ -25,12 +26,15 @@ from glm53d.ipc.records import (
 
 PROBE_RID = "health-probe"
 
+_FAILED: dict[str, type[EngineError]] = {kind.code: kind for kind in (DeadlineExceeded, QueueTimeout)}
+"""What the scheduler calls by a code; anything else it says is an EngineError."""
+
 _pack_generate = Packer(GENERATE)
 pack_abort = Packer(ABORT)
 
 
 def generate_record(
-    handle: int, job: Job, prompt: Prompt, max_context_len: int, chain_seed: bytes, output: Output
+    handle: int, job: Job, prompt: Prompt, max_context_len: int, chain_seed: bytes, config: Config
 ) -> list[bytes]:
     """A generate record's parts in order. Without a seed of its own, a request gets one here. [R51]
 
@@ -53,10 +57,10 @@ def generate_record(
         num_stop_ids=len(stop_ids),
         stop_bytes=len(stop),
         rid_bytes=len(rid),
-        flags=_flags(job),
+        flags=_flags(job, config.scheduler.helper_max_tokens),
         max_new_tokens=min(room, sampling.max_new_tokens or room),
         min_new_tokens=sampling.min_new_tokens,
-        stream_interval=output.stream_interval if job.out.is_streamed else output.plain_interval,
+        stream_interval=config.output.stream_interval if job.out.is_streamed else config.output.plain_interval,
         priority=sampling.priority,
         dp_rank=-1 if job.routing.dp_rank is None else job.routing.dp_rank,
         thinking_budget=-1,
@@ -93,7 +97,8 @@ def read_finish(
     if head["finish_reason"] == FinishReason.ERROR:
         start = OUTPUT.itemsize + align8(4 * int(head["num_ids"]))
         message = record[start : start + int(head["error_bytes"])].decode(errors="replace")
-        raise EngineError(message or "The scheduler failed.")
+        code, _, sentence = message.partition(": ")
+        raise _FAILED[code](sentence) if code in _FAILED else EngineError(message or "The scheduler failed.")
     names = ("inbox", "admitted", "queue", "first_forward", "prefill_done", "last_token")
     marks = marks | {name: int(head[f"{name}_ns"]) for name in names}
     if first_token_ns:
@@ -122,14 +127,17 @@ def read_finish(
     )
 
 
-def _flags(job: Job) -> int:
+def _flags(job: Job, helper_max_tokens: int) -> int:
     """GenerateRecord.flags."""
+    chat, sampling = job.conversation, job.sampling
+    is_small = sampling.max_new_tokens is not None and sampling.max_new_tokens <= helper_max_tokens
     flags = {
         IGNORE_EOS: job.sampling.ignore_eos,
         PROBE: job.rid == PROBE_RID,
         NO_STOP_TRIM: job.sampling.no_stop_trim,
         SKIP_SPECIAL: job.out.skip_special_tokens,
         STOP_IN_CONTENT: job.out.starts_in_reasoning,
+        HELPER: chat is not None and not chat.tools and is_small and not sampling.priority,
     }
     return sum(flag for flag, is_set in flags.items() if is_set)
 

@@ -25,6 +25,7 @@ _GROWING = frozenset(
         "finished",
         "aborted",
         "retracted",
+        "expired",
         "stale_records",
         "books_checked",
     )

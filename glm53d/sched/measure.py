@@ -65,6 +65,27 @@ class StepCost:
         return self._prefill.solve()
 
 
+class Rate:
+    """Prompt tokens that the node computes per second, over the steps that compute any."""
+
+    def __init__(self) -> None:
+        self._tokens = self._ns = 0.0
+
+    def add(self, num_tokens: int, took_ns: int) -> None:
+        """A step has run."""
+        self._tokens = DECAY * self._tokens + num_tokens
+        self._ns = DECAY * self._ns + took_ns
+
+    @property
+    def per_second(self) -> int:
+        """0: not measured yet."""
+        return int(self._tokens * 1e9 / self._ns) if self._ns else 0
+
+    def ns_of(self, num_tokens: int) -> int:
+        """How long so many would take; 0 while nothing is known."""
+        return int(num_tokens * self._ns / self._tokens) if self._tokens else 0
+
+
 class LongestGap:
     """The longest gap between two tokens of one stream while it ran, of the last `window_ns` to twice that."""
 

@@ -48,12 +48,13 @@ def _most_within(square: float, linear: float, budget: float, most: int) -> int:
     return int(2 * budget / (linear + math.sqrt(linear * linear + 4 * square * budget)))
 
 
-def queue_key(req: Req) -> tuple[int, int]:
-    """Smaller goes first: higher priority, then arrival.
+def queue_key(req: Req, ageing_ns: int) -> tuple[int, int]:
+    """Smaller goes first: arrival, each level of priority being a head start of ageing_ns. [R28]
 
-    A retracted request keeps its arrival number, so it is next. [R28]
+    All requests age alike, so the order of two never changes and this is computed once. A request is overtaken only by
+    such as come within the head starts between them, so no class starves another. Who is retracted keeps its arrival.
     """
-    return -int(req.head["priority"]), req.order
+    return int(req.head["arrival_ns"]) - req.level * ageing_ns, req.order
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -67,11 +68,11 @@ def usable_prefix(num_tokens: int, page_size: int) -> int:
 
 
 def victim(running: Iterable[tuple[Req, int]]) -> Req | None:
-    """Whom to retract from (request, tokens put out): lowest priority, then least progressed, then youngest. [R30]
+    """Whom to retract from (request, tokens put out): lowest level, then least progressed, then youngest. [R30]
 
     None when there is only one: retracting it could not help anybody.
     """
     candidates = list(running)
     if len(candidates) < 2:
         return None
-    return min(candidates, key=lambda pair: (int(pair[0].head["priority"]), pair[1], -pair[0].order))[0]
+    return min(candidates, key=lambda pair: (pair[0].level, pair[1], -pair[0].order))[0]

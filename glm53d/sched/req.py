@@ -5,7 +5,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import GENERATE, IGNORE_EOS, OUTPUT, FinishReason, align8
+from glm53d.ipc.records import GENERATE, HELPER, IGNORE_EOS, OUTPUT, FinishReason, align8
+
+MAX_LEVEL = 16  # of a request's priority, up and down: what bounds how long it can be overtaken
 
 
 class ReqState(IntEnum):
@@ -42,7 +44,10 @@ class Req:
     stop_ids: np.ndarray  # int32, beyond the model's own end-of-turn ids
     stop_strings: list[bytes]
     rid: str
-    order: int  # arrival number: the queue's order within a priority
+    order: int  # arrival number
+    level: int = 0  # priority, one less for a helper; larger goes first and is retracted last
+    deadline_ns: int = 0  # for its first token, 0: none
+    uncached: int = 0  # tokens that must be computed, as estimated when it began to wait
     state: ReqState = ReqState.WAITING
     slot: int = -1
     dp_rank: int = -1
@@ -87,10 +92,12 @@ class Req:
             offset += align8(int(head[name]) * size)
         rid = bytes(part(np.uint8, int(head["rid_bytes"]))).decode()
         cached = int(head["cached_device"])
+        level = int(head["priority"]) - bool(int(head["flags"]) & HELPER)
         return cls(
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
             num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
-            stop_strings=stop_strings, rid=rid, order=order, cached_tokens=cached, inbox_ns=now_ns,
+            stop_strings=stop_strings, rid=rid, order=order, level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
+            deadline_ns=int(head["deadline_ns"]), cached_tokens=cached, inbox_ns=now_ns,
             waiting_since_ns=now_ns,
         )  # fmt: skip
 

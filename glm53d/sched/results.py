@@ -21,13 +21,14 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     sched.throttle.now_ns = now_ns
     slots.prefix_len[batch.row_slot] += batch.row_extend_len
     sched.counters.steps += 1
+    took_ns, sched.last_result_ns = now_ns - max(result.start_ns, sched.last_result_ns), now_ns
     prompts = (batch.row_flags & ROW_FEED) == 0
     if sched.limits.target_itl_ns:
-        _measure(sched, batch, prompts, now_ns - max(result.start_ns, sched.last_result_ns))
-    sched.last_result_ns = now_ns
+        _measure(sched, batch, prompts, took_ns)
     if num_prompts := int(np.count_nonzero(prompts)):
-        num_decoded = (batch.num_rows - num_prompts) * sched.limits.decode_len
-        sched.counters.prefill_tokens += batch.num_tokens - num_decoded
+        num_tokens = batch.num_tokens - (batch.num_rows - num_prompts) * sched.limits.decode_len
+        sched.counters.prefill_tokens += num_tokens
+        sched.prefill_rate.add(num_tokens, took_ns)
         _prompts(sched, batch.row_slot[prompts], now_ns)
 
     slot, ids, counts = batch.row_slot, result.ids, result.counts

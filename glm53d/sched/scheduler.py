@@ -8,7 +8,6 @@ Integers in, Batch out: no clock (times are passed in), no thread, no torch. Rec
 attention-DP rank has its own page pool and prefix tree; slots are numbered over the whole node.
 """
 
-import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,11 +30,14 @@ from glm53d.kv.books import check as check_books
 from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
-from glm53d.sched.measure import LongestGap, StepCost
+from glm53d.sched.measure import LongestGap, Rate, StepCost
 from glm53d.sched.placement import RankLoad, least_cost
+from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.throttle import Throttle
 
+LATE = "deadline_exceeded: the first token could not come before the request's deadline"
+TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
 
 
@@ -57,6 +59,8 @@ class Limits:
     think_end: int  # the id that ends reasoning
     hash_key: bytes = bytes(16)
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
+    ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start
+    queue_timeout_ns: int = 0  # 0: none
     num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
     debug: bool = False  # check the books after every step
 
@@ -102,6 +106,7 @@ class Counters:
     finished: int = 0
     aborted: int = 0
     retracted: int = 0
+    expired: int = 0  # waited too long, or could not meet their deadline
     stale: int = 0
     books_checked: int = 0
 
@@ -138,18 +143,17 @@ class Scheduler:
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
         self.stops = StopTable(limits.max_running, vocab, limits.think_end)
         self.reqs: dict[int, Req] = {}  # by handle: waiting and running
+        self.waiting = WaitingQueue()
         self.throttle = Throttle(self.slots, self.log)
         self.counters = Counters()
         self.cost = StepCost()
+        self.prefill_rate = Rate()
         self.longest_gap = LongestGap()
         self.last_result_ns = 0  # when the last step's result was applied
         self.step = 0
         self.is_paused = False
         self.is_eos = np.zeros(limits.vocab_size, bool)
         self.is_eos[list(limits.eos_ids)] = True
-        self._waiting: list[tuple[tuple[int, int], Req]] = []  # heap; DONE entries are skipped when they come up
-        self._num_waiting = 0
-        self._waiting_tokens = 0
         self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
         self._decode_rows = DecodeRows.make([0], limits.decode_len)
@@ -169,8 +173,9 @@ class Scheduler:
             message = f"context_length_exceeded: {len(req.tokens)} tokens, at most {self.limits.max_req_input_len} fit"
             self.throttle.finish_unadmitted(req, FinishReason.ERROR, message)
             return
+        req.uncached = len(req.tokens) - self.limits.page_size * max(rank.tree.peek(req.hashes) for rank in self.ranks)
         self.reqs[req.handle] = req
-        self._enqueue(req)
+        self._enqueue(req, now_ns)
 
     def abort(self, handle: int) -> None:
         """Forget a request, in whatever state; its computed pages stay cached.
@@ -183,13 +188,16 @@ class Scheduler:
             return
         self.counters.aborted += 1
         if req.state is ReqState.WAITING:
-            req.become(ReqState.DONE)
-            self._leave_queue(req)
-            self._forget(req)
-            self.throttle.finish_unadmitted(req, FinishReason.ABORT)
+            self.waiting.remove(req)
+            self._end_unadmitted(req, FinishReason.ABORT)
         else:
             self.throttle.finish(req, FinishReason.ABORT)
             self.finish(req)
+
+    def _end_unadmitted(self, req: Req, reason: FinishReason, message: str = "") -> None:
+        req.become(ReqState.DONE)
+        self._forget(req)
+        self.throttle.finish_unadmitted(req, reason, message)
 
     def flush_cache(self) -> int:
         """Free every cached page that no running request holds; how many."""
@@ -231,11 +239,12 @@ class Scheduler:
         order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays an ITL by
         more than one step, and a step is as long as max_step_tokens, max_step_area and target_itl_ns together allow.
         """
+        self._expire(now_ns)
         if self.is_paused:
             return None
         self._grow_tables()
         decode = self.decoding_slots()
-        chunks = self._prompt_chunks(now_ns) if self._num_waiting or any(rank.prefilling for rank in self.ranks) else []
+        chunks = self._prompt_chunks(now_ns) if self.waiting or any(rank.prefilling for rank in self.ranks) else []
         if not len(decode) and not chunks:
             return None
         return self._build(decode, chunks)
@@ -377,7 +386,7 @@ class Scheduler:
         Nothing overtakes the head, so a huge request is not starved by small ones. Its pages are taken whole, with one
         page of headroom per decoding request, so that admission does not force a retraction at once.
         """
-        if not self.slots.num_free or (req := self._head()) is None:
+        if not self.slots.num_free or (req := self.waiting.head()) is None:
             return None
         size = self.limits.page_size
         usable = policy.usable_prefix(len(req.tokens), size)
@@ -395,7 +404,7 @@ class Scheduler:
             if pages is None:
                 rank.tree.unlock(node)
                 continue
-            self._leave_queue(req)
+            self.waiting.remove(req)
             self._start(req, dp_rank, node, rank.tree.pages(node), pages, now_ns)
             return req
         return None
@@ -506,7 +515,8 @@ class Scheduler:
         req.num_retractions += 1
         req.waiting_since_ns = self.throttle.now_ns
         self.counters.retracted += 1
-        self._enqueue(req)
+        req.uncached = len(req.tokens)
+        self._enqueue(req, req.waiting_since_ns)
 
     def _leave_rank(self, req: Req) -> None:
         rank, slot = self.ranks[req.dp_rank], req.slot
@@ -530,28 +540,29 @@ class Scheduler:
 
     # ---- the queue ---------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, req: Req) -> None:
-        heapq.heappush(self._waiting, (policy.queue_key(req), req))
-        self._num_waiting += 1
-        self._waiting_tokens += len(req.tokens)
+    def _enqueue(self, req: Req, now_ns: int) -> None:
+        ends = []
+        if self.limits.queue_timeout_ns:
+            ends.append(now_ns + self.limits.queue_timeout_ns)
+        if req.deadline_ns:  # less what its prompt will take: when it can no longer be met
+            ends.append(max(1, req.deadline_ns - self.prefill_rate.ns_of(req.uncached)))
+        expires_ns = min(ends, default=0) if not req.num_output_ids else 0  # who has begun to answer goes on
+        self.waiting.push(req, policy.queue_key(req, self.limits.ageing_ns), expires_ns)
 
-    def _head(self) -> Req | None:
-        while self._waiting and self._waiting[0][1].state is not ReqState.WAITING:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _leave_queue(self, req: Req) -> None:
-        """Admitted or aborted.
-
-        An entry aborted further back is skipped when it comes up, or goes when half are such.
-        """
-        self._num_waiting -= 1
-        self._waiting_tokens -= len(req.tokens)
-        if req is self._waiting[0][1]:
-            heapq.heappop(self._waiting)
-        elif len(self._waiting) > 2 * self._num_waiting + 64:
-            self._waiting = [entry for entry in self._waiting if entry[1].state is ReqState.WAITING]
-            heapq.heapify(self._waiting)
+    def _expire(self, now_ns: int) -> None:
+        """Give up what waited too long, and what has a deadline that it cannot meet any more."""
+        for req in self.waiting.pop_expired(now_ns):
+            self.waiting.remove(req)
+            timed_out = self.limits.queue_timeout_ns and now_ns - req.inbox_ns >= self.limits.queue_timeout_ns
+            self._end_unadmitted(req, FinishReason.ERROR, TIMED_OUT if timed_out else LATE)
+            self.counters.expired += 1
+        for rank in self.ranks:
+            for req in [
+                r for r in rank.prefilling if r.deadline_ns and r.deadline_ns <= now_ns and not r.num_output_ids
+            ]:
+                self.throttle.fail(req, LATE)
+                self.finish(req)
+                self.counters.expired += 1
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
@@ -561,11 +572,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self._waiting_tokens
+        return len(self.waiting)
 
     def _running(self, rank: DpRank) -> Iterator[Req]:
         yield from rank.prefilling

@@ -49,6 +49,12 @@ class Throttle:
             heads["held_bytes"] = 0
         self._last.append((heads, ids, b""))
 
+    def fail(self, req: Req, message: str) -> None:
+        """A running request's last record, with all that is unsent and why it does not go on: "code: sentence"."""
+        heads, ids = self._all_of(req)
+        heads["finish_reason"], heads["error_bytes"] = FinishReason.ERROR, len(message.encode())
+        self._last.append((heads, ids, message.encode()))
+
     def flush(self, req: Req) -> None:
         """Everything unsent of a running request that loses its slot."""
         if self._slots.sent[req.slot] < self._slots.num_output[req.slot]:

@@ -167,10 +167,11 @@ class Leader:
             self._rows[i] = (
                 sched.step, 0, self.last_step_ns, now,
                 len(rank.decoding) + len(rank.prefilling), sched.num_waiting if i == 0 else 0,
-                sched.slots.seq_len[decode[start:end]].sum(), sched.waiting_tokens if i == 0 else 0,
+                sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
-                c.retracted, c.stale, c.books_checked, longest_gap_ns,
+                c.retracted, c.stale, c.books_checked, c.expired,
+                sched.prefill_rate.per_second, longest_gap_ns,
             )  # fmt: skip
             start = end
         self._write_rows()

@@ -146,6 +146,7 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         max_context_len=min(loaded.max_context_len, config.model.max_context_len or loaded.max_context_len),
         max_running=config.scheduler.max_running_requests, max_step_tokens=config.scheduler.max_step_tokens,
         max_step_area=config.scheduler.max_step_area, target_itl_ns=int(config.scheduler.target_itl_ms * 1e6),
+        ageing_ns=int(config.scheduler.ageing_s * 1e9), queue_timeout_ns=int(config.scheduler.queue_timeout_s * 1e9),
         eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, hash_key=spec.hash_key,
         num_draft_tokens=config.speculation.num_draft_tokens, debug=config.scheduler.debug_checks,
     )  # fmt: skip

@@ -14,7 +14,8 @@ import numpy as np
 from glm53d._native import ByteVocab, page_hashes
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.records import GENERATE, OUTPUT, ROW_FEED, ROW_SAMPLE, FinishReason, align8
-from glm53d.sched import results
+from glm53d.sched import policy, results
+from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import Limits, Scheduler
 
 KEY = bytes(range(16))
@@ -94,6 +95,7 @@ class SchedWorld:
         self, handle: int, prompt: list[int], max_new: int, *, stop: tuple[str, ...] = (), **fields: float
     ) -> None:
         """A request arrives."""
+        fields = {"arrival_ns": self.now} | fields
         record = generate_record(handle, prompt, max_new, page_size=self.limits.page_size, stop=stop, **fields)
         self.receive(handle, prompt, [], record)
 
@@ -105,7 +107,12 @@ class SchedWorld:
 
     def step(self) -> Batch | None:
         """Plan, compute, apply, send; books in balance after it."""
+        waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
         batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
+        admitted = [self.key(req) for req in waiting if req.slot >= 0]
+        if admitted:
+            left = [self.key(req) for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
+            assert max(admitted) < min(left, default=(1 << 62, 0)), "one was admitted before one that goes first"
         if batch is not None:
             result = self.compute(batch)
             self.now += self.step_ns(batch)
@@ -113,6 +120,10 @@ class SchedWorld:
         self.deliver()
         self.sched.check()
         return batch
+
+    def key(self, req: Req) -> tuple[int, int]:
+        """Its place in the queue."""
+        return policy.queue_key(req, self.limits.ageing_ns)
 
     def compute(self, batch: Batch) -> StepResult:
         """What ranks do: apply changes, read and write KV, sample."""

@@ -38,6 +38,27 @@ async def test_more_waiting_requests_than_allowed_are_refused_with_429(tmp_path)
         assert await first == [200] * 3
 
 
+async def test_more_waiting_tokens_than_allowed_are_refused_with_429(tmp_path):
+    limits = ("scheduler.max_running_requests=1", "scheduler.max_waiting_tokens=1")
+    with running(*limits, config="sim.toml", log=tmp_path / "log") as daemon:
+        first = asyncio.create_task(statuses(daemon.url, 2))
+        await asyncio.sleep(0.3)
+        assert await statuses(daemon.url, 3) == [429] * 3
+        assert await first == [200] * 2
+
+
+async def test_a_request_that_waits_too_long_is_answered_with_503(tmp_path):
+    limits = ("scheduler.max_running_requests=1", "scheduler.queue_timeout_s=0.2")
+    with running(*limits, config="sim.toml", log=tmp_path / "log") as daemon:
+        async with aiohttp.ClientSession() as http:
+            first = asyncio.create_task(statuses(daemon.url, 1))
+            await asyncio.sleep(0.1)
+            async with http.post(daemon.url + "/v1/completions", json=LONG) as answer:
+                assert answer.status == 503 and int(answer.headers["Retry-After"]) > 0
+                assert (await answer.json())["error"]["code"] == "queue_timeout"
+            assert await first == [200]
+
+
 async def test_aborting_all_while_prompts_are_being_made_ends_each_with_a_clear_error(sim, http):
     """[R22] an abort may come before the leader has heard of the request."""
     body = {"model": "glm-5.3", "messages": [{"role": "user", "content": "word " * 20_000}], "max_tokens": 50_000}

@@ -1,6 +1,7 @@
 """The scheduler under random arrivals, aborts, finishes, full rings and tight pools. [R13] [R26]–[R30]
 
-SchedWorld checks after every step: pages and tree in balance, every row reads only its own KV, ids arrive in order.
+SchedWorld checks after every step: pages and tree in balance, every row reads only its own KV, ids arrive in order, and
+nobody was admitted before one that goes first.
 """
 
 import os
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glm53d.ipc.records import HELPER
 from tests.helpers.sched_world import SchedWorld
 
 STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
@@ -24,6 +26,7 @@ def drive(seed: int, steps: int) -> SchedWorld:
         attn_dp_size=rng.choice([1, 1, 2, 4]),
         num_pages=rng.choice([12, 30, 60]),
         max_running=rng.choice([2, 6, 12]),
+        ageing_ns=rng.choice([0, 20, 1000]),
     )
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
     handle = 0
@@ -33,10 +36,11 @@ def drive(seed: int, steps: int) -> SchedWorld:
             prompt = rng.choice(shared)[: rng.randrange(60)] + [
                 rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))
             ]
-            world.send(
-                handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), priority=rng.choice([0, 0, 1]),
-                stream_interval=rng.choice([1, 1, 3, 50]),
-            )  # fmt: skip
+            fields = {
+                "priority": rng.choice([-3, 0, 0, 1]), "flags": rng.choice([0, 0, HELPER]),
+                "deadline_ns": rng.choice([0, 0, world.now + 30]), "stream_interval": rng.choice([1, 1, 3, 50]),
+            }  # fmt: skip
+            world.send(handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), **fields)
         if rng.random() < 0.05 and world.sched.reqs:
             world.sched.abort(rng.choice(list(world.sched.reqs)))
         if rng.random() < 0.05:
@@ -62,6 +66,7 @@ def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
     """The test above is worth something only if these happen."""
     counters = [drive(seed, 600).sched.counters for seed in range(8)]
     assert sum(c.retracted for c in counters) > 10
+    assert sum(c.expired for c in counters) > 10
     assert sum(c.aborted for c in counters) > 10
     assert sum(c.cached_tokens for c in counters) > 1000
 
@@ -115,3 +120,18 @@ def test_every_running_request_decodes_however_long_the_prompts(prompts, num_run
     assert list(batch.row_slot[: len(running)]) == running
     assert (batch.row_extend_len[: len(running)] == 1).all()
     assert batch.num_tokens <= world.limits.max_step_tokens
+
+
+@settings(max_examples=30, deadline=None)
+@given(level=st.integers(-20, 0), rivals=st.integers(1, 20), ageing_ns=st.integers(0, 30), length=st.integers(1, 100))
+def test_no_request_waits_for_ever_behind_others_of_higher_priority(level, rivals, ageing_ns, length):
+    """[R28] rivals come without end; only such as come within the head start may go first."""
+    world = SchedWorld(0, num_pages=30, max_running=2, eos_chance=0.2, ageing_ns=ageing_ns)
+    world.send(1, [1] * length, 2, priority=level)
+    handle, bound = 1, 200 + 60 * (rivals - level) * (ageing_ns + 1)
+    while 1 not in world.ended:
+        if world.sched.num_waiting < 4:
+            handle += 1
+            world.send(handle, [2 + handle % 40] * 8, 5, priority=rivals)
+        world.step()
+        assert world.now < bound, "it starves"

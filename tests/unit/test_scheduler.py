@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from glm53d.ipc.batch import StepResult
-from glm53d.ipc.records import IGNORE_EOS, PROBE, FinishReason
+from glm53d.ipc.records import HELPER, IGNORE_EOS, PROBE, FinishReason
 from glm53d.sched import policy, results
 from glm53d.sched.placement import RankLoad, least_cost
 from glm53d.sched.req import Req, ReqState
@@ -168,6 +168,69 @@ def test_a_higher_priority_is_admitted_first():
     assert order == [3, 1, 2]
 
 
+@pytest.mark.parametrize(("later_ns", "order"), [(9, [2, 1]), (11, [1, 2])])
+def test_a_level_of_priority_is_a_head_start_and_no_more(later_ns, order):
+    """[R28] who waited longer than that goes first, whatever the other's priority."""
+    world = SchedWorld(max_running=1, ageing_ns=10)
+    world.send(1, [1], 1, arrival_ns=100)
+    world.send(2, [2], 1, arrival_ns=100 + later_ns, priority=1)
+    run_dry(world)
+    assert list(world.ended) == order
+
+
+def test_a_helper_goes_behind_the_main_request_that_comes_after_it():
+    """[F-J3]"""
+    world = SchedWorld(max_running=1)
+    world.send(1, [1], 1, flags=HELPER)
+    world.send(2, [2], 1)
+    run_dry(world)
+    assert list(world.ended) == [2, 1]
+
+
+def test_a_request_that_waits_too_long_is_given_up_and_a_retracted_one_is_not():
+    world = SchedWorld(max_running=1, eos_chance=0, queue_timeout_ns=5)
+    world.send(1, [1], 20)
+    world.send(2, [2], 1)
+    run_dry(world)
+    assert world.ended == {2: FinishReason.ERROR, 1: FinishReason.LENGTH} and world.sched.counters.expired == 1
+    world = SchedWorld(num_pages=8, eos_chance=0, queue_timeout_ns=3)
+    world.send(1, [1] * 8, 20)
+    world.send(2, [2] * 8, 20)
+    run_dry(world)
+    assert world.sched.counters.retracted and set(world.ended.values()) == {FinishReason.LENGTH}
+
+
+def test_a_deadline_that_passes_before_the_first_token_ends_the_request_even_between_chunks():
+    world = SchedWorld(eos_chance=0, max_step_tokens=16, num_pages=100)
+    world.send(1, [1] * 100, 5, deadline_ns=world.now + 4)
+    world.send(2, [2] * 4, 5, deadline_ns=world.now + 40)
+    run_dry(world)
+    assert (world.ended[1], world.ended[2]) == (FinishReason.ERROR, FinishReason.LENGTH) and world.is_idle()
+    assert world.received[1] == [] and world.sched.ranks[0].tree.num_pages >= 16, "computed chunks stay cached"
+
+
+def test_a_deadline_that_cannot_be_met_at_the_measured_rate_is_refused_at_once():
+    world = SchedWorld(eos_chance=0, num_pages=200, step_ns=lambda batch: 1000 * batch.num_tokens)
+    world.send(1, [1] * 40, 1)
+    run_dry(world)
+    world.send(2, [2] * 40, 1, deadline_ns=world.now + 30_000)
+    world.send(3, [3] * 40, 1, deadline_ns=world.now + 100_000)
+    world.send(4, [1] * 41, 1, deadline_ns=world.now + 30_000)  # but the prefix is there
+    run_dry(world)
+    assert [world.ended[h] for h in (2, 3, 4)] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+def test_waiting_tokens_are_those_that_must_be_computed():
+    """[R8]"""
+    world = SchedWorld(max_running=1, eos_chance=0, num_pages=100)
+    world.send(1, [7] * 17, 30)
+    world.step()
+    world.send(2, [7] * 20, 1)
+    assert world.sched.waiting.num_tokens == 20 - 16
+    world.sched.abort(2)
+    assert world.sched.waiting.num_tokens == 0
+
+
 def test_an_abort_of_a_waiting_request_answers_and_takes_nothing_with_it():
     """[R22]"""
     world = SchedWorld(max_running=1, eos_chance=0)
@@ -223,7 +286,7 @@ def test_aborts_deep_in_a_blocked_queue_do_not_pile_up():
     for handle in range(3, 1000):
         world.send(handle, [3], 1)
         world.sched.abort(handle)
-    assert len(world.sched._waiting) < 200
+    assert len(world.sched.waiting._heap) < 200
 
 
 @pytest.mark.parametrize(

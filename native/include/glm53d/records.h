@@ -46,6 +46,8 @@ enum class FinishReason : uint32_t {
 // with the one that matched, without special tokens, what is behind the end of reasoning only.
 inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8, kSkipSpecial = 16,
                           kStopInContent = 32;
+// A small request beside an agent's main one, such as its title: it goes behind others.
+inline constexpr uint32_t kHelper = 64;
 // BatchRecord rows' flags: the row's last token is sampled; the row's one input id is the slot's last sampled id.
 inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
@@ -190,6 +192,8 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, retracted)                                                 \
   F(uint64_t, stale_records)                                             \
   F(uint64_t, books_checked)   /* times the books were found in order */ \
+  F(uint64_t, expired)         /* waited too long, or too late for their deadline */ \
+  F(uint64_t, prefill_rate)    /* prompt tokens per second the node computes */ \
   F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */
 
 // Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
@@ -222,7 +226,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 160)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 176)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;

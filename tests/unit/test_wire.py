@@ -1,0 +1,65 @@
+"""What main writes into a request's record, and reads from its last one."""
+
+import numpy as np
+import pytest
+
+from glm53d.chat.conversation import Conversation
+from glm53d.config import Config
+from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
+from glm53d.front.health import Waiting
+from glm53d.front.job import Job, SamplingParams
+from glm53d.front.prompt import Prompt
+from glm53d.front.wire import generate_record, read_finish
+from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def head_of(job: Job) -> np.void:
+    prompt = Prompt(np.arange(5, dtype=np.int32), np.empty((0, 2), np.uint64), 0)
+    return np.frombuffer(generate_record(1, job, prompt, 1000, bytes(16), Config())[0], GENERATE)[0]
+
+
+@pytest.mark.parametrize(
+    ("tools", "sampling", "is_helper"),
+    [
+        (None, SamplingParams(max_new_tokens=64), True),
+        (None, SamplingParams(max_new_tokens=32_000), False),
+        (None, SamplingParams(), False),
+        (None, SamplingParams(max_new_tokens=64, priority=1), False),  # the client has said what it wants
+        ([TOOL], SamplingParams(max_new_tokens=64), False),
+    ],
+)
+def test_a_small_chat_without_tools_is_a_helper(tools, sampling, is_helper):
+    """[F-J3]"""
+    chat = Conversation([{"role": "user", "content": "hi"}], tools)
+    assert bool(head_of(Job("r", 0, conversation=chat, sampling=sampling))["flags"] & HELPER) is is_helper
+
+
+def test_a_raw_prompt_is_no_helper():
+    assert not head_of(Job("r", 0, text="hi", sampling=SamplingParams(max_new_tokens=1)))["flags"] & HELPER
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status", "message"),
+    [
+        ("queue_timeout: too long", QueueTimeout, 503, "too long"),
+        ("deadline_exceeded: too late", DeadlineExceeded, 504, "too late"),
+        ("something: else", EngineError, 500, "something: else"),
+        ("", EngineError, 500, "The scheduler failed."),
+    ],
+)
+def test_what_the_scheduler_says_has_its_own_status(error, kind, status, message):
+    head = np.zeros(1, OUTPUT)
+    head["finish_reason"], head["error_bytes"] = FinishReason.ERROR, len(error)
+    with pytest.raises(EngineError) as raised:
+        read_finish(Job("r", 0), {}, head.tobytes() + error.encode(), b"", b"", [], b"", 0, 0)
+    assert (type(raised.value), raised.value.status, raised.value.message) == (kind, status, message)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "seconds"),
+    [(Waiting(3, 0, 0), 1), (Waiting(9, 5000, 0), 1), (Waiting(9, 5001, 1000), 6), (Waiting(9, 10**9, 1000), 60)],
+)
+def test_clients_are_told_to_come_back_when_the_queue_has_drained(waiting, seconds):
+    assert waiting.drain_s == seconds
