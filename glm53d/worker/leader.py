@@ -53,7 +53,6 @@ class Leader:
                 continue
             self.run_step(batch)
             self.send_outputs()
-            self.show_load()
 
     def drain_inbox(self) -> None:
         """Take every record main has sent."""
@@ -93,8 +92,7 @@ class Leader:
     def run_step(self, batch: Batch) -> None:
         """Publish the step to every rank, run our share, gather what was sampled, and apply it."""
         start = time.monotonic_ns()
-        self._rows["step_start_ns"] = start
-        self._write_rows()
+        self.show_load(step_start_ns=start)
         if self.ends.batches is not None:
             self.publish(RecordType.BATCH, batch.encode())
         self.runner.launch(batch)
@@ -156,8 +154,8 @@ class Leader:
         self.show_load()
         self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
 
-    def show_load(self) -> None:
-        """Between two steps: write each attention-DP rank's row on the board. [R8]"""
+    def show_load(self, step_start_ns: int = 0) -> None:
+        """Write each attention-DP rank's row on the board: once a step as it begins, and when idle (0). [R8]"""
         sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
         decode, longest_gap_ns = sched.decoding_slots(), sched.longest_gap.longest_ns(now)
         for i, rank in enumerate(sched.ranks):
@@ -165,7 +163,7 @@ class Leader:
             end = start + len(rank.decoding)
             evictable, in_tree = tree.evictable_pages, tree.num_pages
             self._rows[i] = (
-                sched.step, 0, self.last_step_ns, now,
+                sched.step, step_start_ns, self.last_step_ns, now,
                 len(rank.decoding) + len(rank.prefilling), sched.num_waiting if i == 0 else 0,
                 sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
@@ -174,10 +172,6 @@ class Leader:
                 sched.prefill_rate.per_second, longest_gap_ns,
             )  # fmt: skip
             start = end
-        self._write_rows()
-
-    def _write_rows(self) -> None:
-        for i in range(len(self._rows)):
             self.ends.board.write_load(i, self._rows[i : i + 1])
 
 

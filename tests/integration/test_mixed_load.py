@@ -93,7 +93,8 @@ async def storm(daemon: Daemon, http: aiohttp.ClientSession, count: int) -> None
             break
         await asyncio.sleep(0.05)
         after = still(await idle_info(http, daemon.url))
-    assert after == before
+    assert after["tasks"] <= before["tasks"]
+    assert after | {"tasks": 0} == before | {"tasks": 0}
     assert after["locked"] == after["owned"] == after["unbalanced"] == 0
 
 
