@@ -139,7 +139,6 @@ class StopTable {
         s.in_reasoning = ids[i] != end_reasoning_id_;
         continue;
       }
-      if (s.spec.in_content && ids[i] == end_reasoning_id_) continue;  // a second one is no text
       if (!vocab_->contains(ids[i])) continue;
       const std::string_view bytes = vocab_->bytes(ids[i], s.spec.skip_special);
       const size_t behind = bytes.size() - s.matcher.feed(bytes);
