@@ -3,8 +3,10 @@
     rows            one per request that computes in this step, ordered by attention-DP rank
       slot          the request's place in the device-side slot arrays (last id, block table, sampling parameters)
       prefix_len    tokens whose KV exists          extend_len   tokens computed now: input_ids has them, row after row
-      flags         ROW_SAMPLE: sample after the row's last token.  ROW_FEED: its one input is the slot's last sampled
-      id
+      flags         ROW_SAMPLE: sample after the row's last token.  ROW_FEED: its inputs are the slot's last sampled id
+                    and, behind it, the slot's drafts; then each of them is sampled after
+    mode            DP: each row is computed by its own attention-DP rank.  CP: the one row, a prompt's, is computed by
+                    all of them, each so many of its tokens as dp_num_tokens says; its KV stays with its own rank
     inits           sampling parameters of slots that a new request takes; applied before the step
     runs            pages appended to block tables before the step: block_table[slot, start : start + count] = pages
 
@@ -14,6 +16,7 @@ the device.
 """
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
@@ -24,6 +27,13 @@ I32 = np.dtype(np.int32)
 
 def _empty(dtype: np.dtype = I32) -> np.ndarray:
     return np.empty(0, dtype)
+
+
+class Mode(IntEnum):
+    """How attention is spread over the attention-DP ranks; the numbers are those of the record."""
+
+    DP = 0
+    CP = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +53,8 @@ class Batch:
     run_start: np.ndarray = field(default_factory=_empty)
     run_count: np.ndarray = field(default_factory=_empty)
     pages: np.ndarray = field(default_factory=_empty)  # [sum(run_count)]
-    dp_num_tokens: np.ndarray = field(default_factory=_empty)  # [attn_dp_size]
+    dp_num_tokens: np.ndarray = field(default_factory=_empty)  # [attn_dp_size]: that each computes
+    mode: Mode = field(default=Mode.DP, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -59,7 +70,7 @@ class Batch:
         head["step"], head["world_id"] = self.step, self.world_id
         head["num_rows"], head["num_tokens"] = self.num_rows, self.num_tokens
         head["num_inits"], head["num_runs"], head["num_pages"] = len(self.inits), len(self.run_slot), len(self.pages)
-        head["attn_dp_size"] = len(self.dp_num_tokens)
+        head["attn_dp_size"], head["mode"] = len(self.dp_num_tokens), self.mode
         parts = [head.tobytes()]
         for array in self._tail():
             data = array.tobytes()
@@ -84,7 +95,7 @@ class Batch:
             dtype = SLOT_INIT if i == 6 else I32
             arrays.append(np.frombuffer(data, dtype, length, offset))
             offset += align8(length * dtype.itemsize)
-        return cls(int(head["step"]), int(head["world_id"]), *arrays)
+        return cls(int(head["step"]), int(head["world_id"]), *arrays, mode=Mode(int(head["mode"])))
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from glm53d.model.config import ModelConfig
 from glm53d.model.groups import RankGroups
 from glm53d.model.indexer import Indexer
-from glm53d.model.kv_cache import KvCache, Rows
+from glm53d.model.kv_cache import KvCache, PlainRows, Rows
 from glm53d.model.layers import Linear, RmsNorm, rotate
 from glm53d.model.step import Gathered, Group, Step, parts
 from glm53d.model.weights import ALL, Checkpoint, Fp8Weight
@@ -80,23 +80,36 @@ class Attention:
         q_latent, c, rope_key, *index = self.w_x(x).split(self.x_parts, -1)
         q_latent = self.q_norm(q_latent)
         row = torch.cat([self.kv_norm(c), rotate(rope_key[:, None], angles)[:, 0]], -1)
-        cache.latent[self.layer].write(step.out_cache_loc, row)
+        latents = self._store(cache.latent[self.layer], row, step)
 
         q = self.w_q(q_latent)
         keys = cache.index_k[self.layer]
         if self.indexer is not None and keys is not None:
             index_k, index_w = index
-            keys.write(step.out_cache_loc, self.indexer.key(index_k, angles))
+            keys = self._store(keys, self.indexer.key(index_k, angles), step)
             chosen = self.indexer.choose(step.groups, q[:, self.heads * self.qk_head_dim :], index_w, angles, keys)
 
         q = q[:, : self.heads * self.qk_head_dim].unflatten(-1, (self.heads, self.qk_head_dim))
         q_nope, q_rope = q[..., : self.nope_dim], rotate(q[..., self.nope_dim :], angles)
         out = x.new_empty(len(x), self.heads, self.v_head_dim)
         for group in chosen:
-            rows, queries = cache.latent[self.layer], (q_nope[group.tokens], q_rope[group.tokens])
             form = self._absorbed if isinstance(group, Gathered) else self._expanded
-            out[group.tokens] = form(*queries, rows, group)
+            out[group.tokens] = form(q_nope[group.tokens], q_rope[group.tokens], latents, group)
         return self.ranks.sum_heads(self.w_o(out.flatten(1))), chosen
+
+    def _store(self, pool: Rows, rows: Tensor, step: Step) -> Rows:
+        """Put this step's rows into the pool; returns where the step's groups find all that they look at."""
+        split = step.split
+        if split is None:
+            pool.write(step.out_cache_loc, rows)
+            return pool
+        every = self.ranks.gather_tokens(rows, step.dp_num_tokens)
+        if self.ranks.layout.attn_dp_rank == split.owner:
+            pool.write(split.locs[-split.num_new :], every)
+            context = pool.read(split.locs)
+        else:
+            context = rows.new_empty(len(split.locs), rows.shape[1])
+        return PlainRows(self.ranks.spread(context, split.owner))
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
         """[queries, heads, v]."""

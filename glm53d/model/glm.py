@@ -68,6 +68,15 @@ class Glm:
         part = F.embedding(torch.where(inside, at, 0), self.embed) * inside[:, None]
         return self.ranks.sum_all(part, step.dp_num_tokens)
 
+    def at_owner(self, step: Step, states: Tensor) -> Tensor:
+        """States of the tokens that give logits, at the group that owns their rows, if others have computed them."""
+        split = step.split
+        if split is None or not sum(step.dp_num_logits):
+            return states
+        last = len(step.dp_num_logits) - 1
+        states = self.ranks.gather_tokens(states, [int(i == last) for i in range(last + 1)])
+        return states if self.ranks.layout.attn_dp_rank == split.owner else states[:0]
+
     @torch.inference_mode()
     def logits(self, x: Tensor, dp_num_logits: Sequence[int]) -> Tensor:
         """Of states behind the last norm, each group's own.

@@ -78,6 +78,13 @@ class RankGroups:
         dist.all_gather(parts, padded, group=self._peers)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
+    def spread(self, rows: Tensor, owner: int) -> Tensor:
+        """What the attention-DP rank `owner` has, to all: there it is `rows`, elsewhere `rows` is overwritten."""
+        if self._peers is not None:
+            source = owner * self.layout.attn_tp_size + self.layout.attn_tp_rank
+            dist.broadcast(rows, source, group=self._peers)
+        return rows
+
     def sum_all(self, part: Tensor, counts: Sequence[int]) -> Tensor:
         """The sum over all ranks, of this group's rows: [sum(counts), n] -> [counts[attn_dp_rank], n]."""
         if self.layout.tp_size == 1:

@@ -36,8 +36,8 @@ class Rows(Protocol):
 class PlainRows:
     """Rows in the arithmetic's dtype: [num_slots, width]."""
 
-    def __init__(self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device):
-        self.data, self.dtype = torch.zeros(num_slots, width, dtype=dtype, device=device), dtype
+    def __init__(self, data: Tensor):
+        self.data, self.dtype = data, data.dtype
 
     def write(self, locs: Tensor, rows: Tensor) -> None:
         self.data.index_copy_(0, locs, rows)
@@ -98,15 +98,18 @@ class KvCache:
         fp8: bool = False,
         num_mtp: int = 0,
     ):
+        def plain(width: int) -> Rows:
+            return PlainRows(torch.zeros(num_pages * page_size, width, dtype=dtype, device=device))
+
         def latent() -> Rows:
             if fp8:
                 return Fp8LatentRows(num_pages * page_size, config, dtype, device)
-            return PlainRows(num_pages * page_size, config.latent_dim, dtype, device)
+            return plain(config.latent_dim)
 
         def index_k() -> Rows:
             if fp8:
                 return Fp8IndexPages(num_pages, page_size, config.index_head_dim, dtype, device)
-            return PlainRows(num_pages * page_size, config.index_head_dim, dtype, device)
+            return plain(config.index_head_dim)
 
         self.page_size, self.dtype = page_size, dtype
         kinds = [*config.indexer_types, *["full"] * num_mtp]

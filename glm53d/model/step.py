@@ -69,6 +69,18 @@ Group = Gathered | Causal
 
 
 @dataclass(slots=True, eq=False)
+class Split:
+    """A step in which all attention-DP groups compute one row's tokens, a slice each; the owner keeps the row's KV.
+
+    The step's groups then index the row by position: each layer's rows go around, from the owner's pool to all.
+    """
+
+    owner: int  # the attention-DP rank
+    locs: Tensor  # [seq_len]: the row's KV rows by position, in the owner's pool
+    num_new: int  # the last of them are written in this step
+
+
+@dataclass(slots=True, eq=False)
 class Step:
     """Inputs of one forward pass. All tensors are int64 on the model's device."""
 
@@ -79,6 +91,7 @@ class Step:
     out_cache_loc: Tensor  # [num_tokens]
     logits_idx: Tensor  # [num_logits] tokens whose logits are wanted
     groups: list[Group]
+    split: Split | None = None
 
 
 def plan_step(
@@ -116,6 +129,34 @@ def plan_step(
             groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
     locs = cache.locs_at(slot, position)
     return Step(input_ids, dp_num_tokens, dp_num_logits, position, locs, logits_idx, groups)
+
+
+def plan_split(
+    cache: KvCache,
+    input_ids: Tensor,
+    dp_num_tokens: list[int],
+    rank: int,
+    owner: int,
+    slot: int,
+    prefix_len: int,
+    *,
+    wants_logits: bool,
+) -> Step:
+    """Lay out this rank's slice of the one row that all attention-DP groups compute; the last slice has its logits.
+
+    Args: rank, owner: attention-DP ranks: this one's, and the row's. wants_logits: of the row's last token.
+    """  # fmt: skip
+    device, num_new = input_ids.device, len(input_ids)
+    start = prefix_len + sum(dp_num_tokens[:rank])
+    seq_len, mine = prefix_len + num_new, dp_num_tokens[rank]
+    positions = torch.arange(start, start + mine, device=device)
+    locs = cache.locs(torch.tensor(slot, device=device), seq_len)
+    groups: list[Group] = [Causal(slice(0, mine), start, torch.arange(seq_len, device=device))] if mine else []
+    has_last = wants_logits and rank == len(dp_num_tokens) - 1
+    logits_idx = torch.tensor([mine - 1] if has_last else [], dtype=torch.int64, device=device)
+    dp_num_logits = [int(wants_logits and i == owner) for i in range(len(dp_num_tokens))]
+    split = Split(owner, locs, num_new)
+    return Step(input_ids, dp_num_tokens, dp_num_logits, positions, locs[:0], logits_idx, groups, split)
 
 
 def last_tokens(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

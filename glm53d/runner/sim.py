@@ -58,7 +58,7 @@ class SimRunner:
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
-        prefill_tokens = int(batch.row_extend_len[mine & ~fed].sum())
+        prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - int(np.count_nonzero(mine & fed))
         us = self._sim.base_ms * 1e3 + self._sim.per_prefill_token_us * prefill_tokens
         us += self._sim.per_decode_row_us * int(np.count_nonzero(mine & fed))
         slot = batch.row_slot[sampled]

@@ -64,7 +64,10 @@ class Drafter:
         position[rows.sampled] = rows.seq_len[rows.sampled] - back
         first = int(rows.extend_len[: rows.own.start].sum())
         at = (rows.ends[own] - first) - back[own[rows.sampled]]
-        state = state[torch.from_numpy(at).to(state.device)]
+        if step.split is None:
+            state = state[torch.from_numpy(at).to(state.device)]
+        else:
+            state = self.mtp.model.at_owner(step, state[step.logits_idx])
         slots, counts = torch.from_numpy(rows.slot[rows.sampled]).to(state.device), rows.dp_num_sampled
         ones = np.ones(int(own.sum()), np.int64)
         num_drafts = self.drafts.shape[1]

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from glm53d.config import Config
 from glm53d.errors import StartError
-from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
 from glm53d.model.mtp import Mtp
-from glm53d.model.step import Step, last_tokens, plan_step
+from glm53d.model.step import Step, last_tokens, plan_split, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner.base import Loaded, Progress
@@ -163,7 +163,7 @@ class TorchRunner:
             states = hidden[step.logits_idx]
         else:
             states = self.model.norm(hidden[step.logits_idx])
-        logits = self.model.logits(states, rows.dp_num_logits)
+        logits = self.model.logits(self.model.at_owner(step, states), rows.dp_num_logits)
         ids, num_accepted = samples[:0, 0], samples[:, 0]
         if num_sampled:
             slots = np.repeat(rows.slot[rows.owned], rows.num_logits[rows.owned])
@@ -186,6 +186,11 @@ class TorchRunner:
             slot = self._index(rows.slot[rows.fed])
             fed_ids = torch.cat([self.last_id[slot, None], self.drafts[slot]], 1)
             input_ids.index_copy_(0, self._index(tokens), fed_ids.flatten())
+        if batch.mode is Mode.CP:
+            return plan_split(
+                self.cache, input_ids, rows.dp_num_tokens, self.layout.attn_dp_rank, int(batch.row_dp_rank[0]),
+                int(rows.slot[0]), int(rows.prefix_len[0]), wants_logits=bool(rows.sampled[0]),
+            )  # fmt: skip
         own = rows.own
         return plan_step(
             self.cache, input_ids, rows.dp_num_tokens, rows.dp_num_logits,

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from glm53d.sched.req import Req
 
+SPLIT_LEAST = 16
+"""Tokens of a prompt for each rank, below which ranks do not share it: every layer's KV has to go around then."""
+
 
 @dataclass(slots=True, eq=False)
 class Budget:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from glm53d._native import cut
-from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.records import ROW_FEED, FinishReason
 from glm53d.sched.scheduler import Scheduler
 
@@ -23,7 +23,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     sched.counters.steps += 1
     took_ns, sched.last_result_ns = now_ns - max(result.start_ns, sched.last_result_ns), now_ns
     prompts = (batch.row_flags & ROW_FEED) == 0
-    if sched.limits.target_itl_ns:
+    if sched.limits.target_itl_ns and batch.mode is Mode.DP:  # no stream runs beside a prompt that all ranks share
         _measure(sched, batch, prompts, took_ns)
     if num_prompts := int(np.count_nonzero(prompts)):
         num_tokens = batch.num_tokens - (batch.num_rows - num_prompts) * sched.limits.decode_len

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from glm53d._native import ByteVocab, StopTable, TokenLog, page_hashes
-from glm53d.ipc.batch import Batch
+from glm53d.ipc.batch import Batch, Mode
 from glm53d.ipc.records import (
     NO_STOP_TRIM,
     PROBE,
@@ -247,7 +247,26 @@ class Scheduler:
         chunks = self._prompt_chunks(now_ns) if self.waiting or any(rank.prefilling for rank in self.ranks) else []
         if not len(decode) and not chunks:
             return None
+        if len(self.ranks) > 1 and len(chunks) == 1 and not len(decode):
+            return self._build_alone(*chunks[0])
         return self._build(decode, chunks)
+
+    def _build_alone(self, req: Req, num_tokens: int) -> Batch:
+        """One prompt and nothing else: all ranks compute it together, with all their budgets, if that is worth it."""
+        num_ranks, prefix_len = len(self.ranks), int(self.slots.prefix_len[req.slot])
+        limits = self.limits
+        budget = policy.Budget(
+            tokens=num_ranks * limits.max_step_tokens,
+            area=num_ranks * max(limits.max_step_area, limits.max_context_len),
+        )
+        together = budget.chunk(prefix_len, len(req.tokens) - prefix_len)
+        if together < num_ranks * policy.SPLIT_LEAST:
+            return self._build(self.decoding_slots(), [(req, num_tokens)])
+        batch = self._build(self.decoding_slots(), [(req, together)])
+        batch.mode = Mode.CP
+        batch.dp_num_tokens = np.full(num_ranks, together // num_ranks, np.int32)
+        batch.dp_num_tokens[: together % num_ranks] += 1
+        return batch
 
     def decoding_slots(self) -> np.ndarray:
         """Slots of decoding requests, ordered by rank. Changes only when one begins or ends to decode."""

@@ -108,6 +108,31 @@ def test_drafts_are_made_and_verified_by_all_ranks_together(ranks, checkpoints):
         assert attn_dp_size == 1 or world.num_idle
 
 
+@pytest.mark.parametrize("num_draft_tokens", [0, 2])
+def test_a_prompt_that_is_alone_is_computed_by_all_groups_together(ranks, checkpoints, num_draft_tokens):
+    """Its chunks split, behind a cached prefix too; its KV is where it would be, or decoding would go astray. [R1]"""
+    folder = checkpoints[0][0]
+    vocab_size = ModelConfig.load(folder).vocab_size
+    prompts = [[i * i % (vocab_size - 1) + 1 for i in range(100)]]
+    prompts += [prompts[0][:30] + [5] * 70, prompts[0][30:] + prompts[0][:30]]
+
+    def one_by_one(world: ServedWorld) -> list[list[int]]:
+        for handle, prompt in enumerate(prompts, 1):
+            world.send(handle, prompt, NUM_NEW)
+            while not world.is_idle():
+                world.step()
+        return list(world.received.values())
+
+    expected = one_by_one(served(Alone(), config_of(folder)))
+    for attn_dp_size, kv_dtype in ((2, "auto"), (ranks.size, "fp8")):
+        if kv_dtype == "fp8":
+            expected = one_by_one(served(Alone(), config_of(folder, kv_dtype=kv_dtype)))
+        config = config_of(folder, ranks.size, attn_dp_size, ranks.size, kv_dtype, num_draft_tokens)
+        world = served(ranks, config)
+        assert one_by_one(world) == expected
+        assert world.num_split >= 3 and world.sched.counters.cached_tokens
+
+
 def test_a_layout_that_does_not_divide_the_model_is_refused(ranks, tmp_path):
     make_checkpoint(tmp_path, 1, n_routed_experts=6 if ranks.size == 4 else 5, num_experts_per_tok=2)
     with pytest.raises(StartError, match=rf"splits n_routed_experts over {ranks.size} ranks, which does not divide"):

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from glm53d.config import Config
 from glm53d.errors import Glm53dError
-from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
 from glm53d.runner.base import Loaded
 from glm53d.runner.torch_runner import TorchRunner
@@ -118,10 +118,11 @@ class ServedWorld(SchedWorld):
             max_step_tokens=config.scheduler.max_step_tokens,
             num_draft_tokens=config.speculation.num_draft_tokens,
         )
-        self.num_idle = self.num_mixed = 0
+        self.num_idle = self.num_mixed = self.num_split = 0
 
     def compute(self, batch: Batch) -> StepResult:
         """What a leader does, and a look at who answered: each row exactly once, by its group's first rank."""
+        self.num_split += int(batch.mode is Mode.CP)
         self.num_idle += int((batch.dp_num_tokens == 0).any())
         self.num_mixed += int(0 < np.count_nonzero(batch.row_flags & ROW_FEED) < batch.num_rows)
         results = self.ranks.step(batch)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from glm53d.ipc.batch import StepResult
+from glm53d.ipc.batch import Mode, StepResult
 from glm53d.ipc.records import HELPER, IGNORE_EOS, PROBE, FinishReason
 from glm53d.sched import policy, results
 from glm53d.sched.placement import RankLoad, least_cost
@@ -328,3 +328,41 @@ def test_limits_leave_room_for_one_output_token():
     world = SchedWorld(num_pages=10, page_size=4, max_context_len=100)
     assert world.limits.max_req_input_len == 39
     assert isinstance(world.sched, Scheduler)
+
+
+def test_all_ranks_share_a_prompt_that_is_alone():
+    """[R1] With what each may compute in a step; not a short rest, not beside another prompt, not beside a stream."""
+    world = SchedWorld(attn_dp_size=2, max_step_tokens=24, eos_chance=0)
+    world.send(1, list(range(1, 50)) + list(range(1, 50)), 8)
+    first, second, third = world.step(), world.step(), world.step()
+    assert (first.mode, first.dp_num_tokens.tolist()) == (Mode.CP, [24, 24])
+    assert (second.mode, second.dp_num_tokens.tolist()) == (Mode.CP, [24, 24])
+    assert (third.mode, third.num_tokens) == (Mode.DP, 2)
+    world.send(2, list(range(50, 0, -1)), 4)
+    assert world.step().mode is Mode.DP
+    run_dry(world)
+    world.send(3, list(range(20, 0, -1)) * 2, 2)
+    world.send(4, list(range(30, 0, -1)) * 2, 2)
+    assert world.step().mode is Mode.DP
+    run_dry(world)
+
+
+def test_limits_and_pages_leave_room_for_drafts():
+    """[R36] A decoding request verifies two drafts, and two more may be written behind those."""
+    world = SchedWorld(num_pages=10, page_size=4, max_context_len=100, num_draft_tokens=2)
+    assert world.limits.max_req_input_len == 40 - 4 - 1
+    sched = world.sched
+    world.send(1, [1, 2, 3], 20)
+    batch = sched.next_batch(1)
+    assert int(batch.run_count.sum()) * 4 >= 3 + 4
+    results.apply(sched, batch, StepResult(batch.step, np.array([1], np.int32), np.array([[5, -1, -1]], np.int32)), 1)
+    for count in (3, 1, 2):
+        batch = sched.next_batch(1)
+        assert batch.row_extend_len.tolist() == [3] and batch.input_ids.tolist() == [-1, -1, -1]
+        assert sched.slots.num_pages[0] * 4 >= sched.slots.seq_len[0] + 4
+        before = int(sched.slots.prefix_len[0])
+        ids = np.array([[7, 8, 9]], np.int32)
+        results.apply(sched, batch, StepResult(batch.step, np.array([count], np.int32), ids), 1)
+        assert int(sched.slots.prefix_len[0]) == before + count == int(sched.slots.seq_len[0]) - 1
+    assert int(sched.slots.out_heads[0]["num_accepted"]) == 3
+    assert sched.counters.prefill_tokens == 3
