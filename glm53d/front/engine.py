@@ -8,7 +8,7 @@ Everything here runs on the event loop's thread, except prepare(), which is the 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,41 +149,60 @@ class Engine:
     # ---- the way down ------------------------------------------------------------------------------------------------
 
     async def submit(self, job: Job) -> Stream:
-        """Make the prompt, take a slot, send. Raises before anything has been written; cancelling leaves nothing. [R22]
+        """One request alone; see submit_all()."""
+        (stream,) = await self.submit_all([job])
+        return stream
 
+    async def submit_all(self, jobs: Sequence[Job]) -> list[Stream]:
+        """Make the prompt, take a slot for each, send. Raises before anything has been written; cancelling leaves
+        nothing. [R22]
+
+        Several jobs are answers to one request: the prompt and the routing are the first one's. [R20]
         Raises NotReady, Overloaded, InvalidRequest, ContextTooLong.
         """
+        job = jobs[0]
         if not self._health.accepts_work:
             raise NotReady(f"No work is accepted: the server is {self._health.state.value}.")
         if job.rid != PROBE_RID:
-            self._raise_if_full()
-        entry = self.table.take(job)
+            self._raise_if_full(len(jobs))
+        entries = [self.table.take(job) for job in jobs]
         try:
-            marks = entry.marks
-            marks["received"] = job.received_ns
-            marks["parsed"] = time.monotonic_ns()
+            parsed_ns = time.monotonic_ns()
             longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
             prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
-            entry.raise_if_over()
-            marks["tokenized"] = time.monotonic_ns()
-            marks["rendered"] = prompt.rendered_ns or marks["parsed"]
-            entry.num_prompt_ids, entry.num_cut_ids = len(prompt.ids), prompt.num_cut
-            entry.last_prompt_id = int(prompt.ids[-1])
-            stream = self._streams[entry.handle] = Stream(self, entry)
-            out = job.out
-            self.pump.open(
-                entry.handle, out.content, out.reasoning, out.starts_in_reasoning, out.with_ids,
-                out.skip_special_tokens, out.python_ids, out.all_python,
-            )  # fmt: skip
-            await self._send_generate(entry, prompt)
+            marks = {
+                "received": job.received_ns,
+                "parsed": parsed_ns,
+                "rendered": prompt.rendered_ns or parsed_ns,
+                "tokenized": time.monotonic_ns(),
+            }
+            streams = [self._open_stream(entry, prompt, marks) for entry in entries]
+            group = entries[0].handle if len(entries) > 1 else 0
+            for entry in entries:
+                entry.raise_if_over()  # while the ring had no room for the one before
+                await self._send_generate(entry, group, prompt)
         except BaseException:
-            self._forget(entry)
+            for entry in entries:
+                if entry.state is not EntryState.DONE:
+                    self._end(entry)
             raise
-        marks["enqueued"] = time.monotonic_ns()
+        return streams
+
+    def _open_stream(self, entry: Entry, prompt: Prompt, marks: dict[str, int]) -> Stream:
+        entry.raise_if_over()
+        entry.marks |= marks
+        entry.num_prompt_ids, entry.num_cut_ids = len(prompt.ids), prompt.num_cut
+        entry.last_prompt_id = int(prompt.ids[-1])
+        stream = self._streams[entry.handle] = Stream(self, entry)
+        out = entry.job.out
+        self.pump.open(
+            entry.handle, out.content, out.reasoning, out.starts_in_reasoning, out.with_ids,
+            out.skip_special_tokens, out.python_ids, out.all_python,
+        )  # fmt: skip
         return stream
 
-    def _raise_if_full(self) -> None:
-        if len(self.table) >= (most := self.config.server.max_requests):
+    def _raise_if_full(self, more: int) -> None:
+        if len(self.table) + more > (most := self.config.server.max_requests):
             raise Overloaded(f"{most} requests are in flight, no more are taken")
         waiting, limits = self._health.waiting(), self.config.scheduler
         if waiting.num_requests >= (most := limits.max_waiting_requests):
@@ -191,10 +210,10 @@ class Engine:
         if waiting.num_tokens >= (most := limits.max_waiting_tokens):
             raise Overloaded(f"{most} prompt tokens are waiting, no more are taken", waiting.drain_s)
 
-    async def _send_generate(self, entry: Entry, prompt: Prompt) -> None:
+    async def _send_generate(self, entry: Entry, group: int, prompt: Prompt) -> None:
         job = entry.job
         record = generate_record(
-            entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config
+            entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config, group
         )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
             raise ContextTooLong(f"{len(prompt.ids)} prompt tokens do not fit the request ring (world.ring_bytes).")
@@ -205,6 +224,7 @@ class Engine:
             await asyncio.sleep(RING_RETRY_S)
             entry.raise_if_over()
         entry.become(EntryState.SENT)
+        entry.marks["enqueued"] = time.monotonic_ns()
         log.debug("request sent: %d prompt tokens", len(prompt.ids), extra={"rid": job.rid, "handle": entry.handle})
 
     def abort(self, stream: Stream) -> None:

@@ -34,12 +34,13 @@ pack_abort = Packer(ABORT)
 
 
 def generate_record(
-    handle: int, job: Job, prompt: Prompt, max_context_len: int, chain_seed: bytes, config: Config
+    handle: int, job: Job, prompt: Prompt, max_context_len: int, chain_seed: bytes, config: Config, group: int = 0
 ) -> list[bytes]:
     """A generate record's parts in order. Without a seed of its own, a request gets one here. [R51]
 
     Args:
         chain_seed: 16 bytes that page hashes start from, before the request's own salt. [R19]
+        group: the handle of the first of several that share a prompt, 0 for one alone. [R20]
     """
     sampling, room = job.sampling, max_context_len - len(prompt.ids)
     stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
@@ -47,6 +48,7 @@ def generate_record(
     chain = job.routing.chain_seed(chain_seed)
     head = _pack_generate(
         handle=handle,
+        group=group,
         arrival_ns=job.received_ns,
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1),
         chain_lo=int.from_bytes(chain[:8], "little"),

@@ -14,6 +14,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Req]] = []
+        self._behind: dict[int, list[tuple[tuple[int, int], Req]]] = {}  # by the handle of whom they wait for
         self._expiries: list[tuple[int, int, Req]] = []  # (ns, arrival number, request) of those that may expire
         self._size = 0
         self.num_tokens = 0  # that are not cached, as estimated on arrival
@@ -21,13 +22,25 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._size
 
-    def push(self, req: Req, key: tuple[int, int], expires_ns: int = 0) -> None:
-        """It waits from now on. expires_ns: when it is to be given up, 0: never."""
-        heapq.heappush(self._heap, (key, req))
+    def push(self, req: Req, key: tuple[int, int], expires_ns: int = 0, behind: Req | None = None) -> None:
+        """It waits from now on. expires_ns: when it is to be given up, 0: never. behind: it is nobody's head before
+        this one is released.
+        """
+        if behind is None:
+            heapq.heappush(self._heap, (key, req))
+        else:
+            self._behind.setdefault(behind.handle, []).append((key, req))
         if expires_ns:
             heapq.heappush(self._expiries, (expires_ns, req.order, req))
         self._size += 1
         self.num_tokens += req.uncached
+
+    def release(self, first: Req) -> list[Req]:
+        """Those that wait behind this one take their places in the order; who they are."""
+        released = [entry for entry in self._behind.pop(first.handle, ()) if entry[1].state is ReqState.WAITING]
+        for entry in released:
+            heapq.heappush(self._heap, entry)
+        return [req for _, req in released]
 
     def head(self) -> Req | None:
         """Who is next."""
@@ -39,7 +52,7 @@ class WaitingQueue:
         """It was admitted, or is over; its state says so by now, or will before the next call."""
         self._size -= 1
         self.num_tokens -= req.uncached
-        if req is self._heap[0][1]:
+        if self._heap and req is self._heap[0][1]:
             heapq.heappop(self._heap)
         elif len(self._heap) > 2 * self._size + 64:
             self._heap = [entry for entry in self._heap if entry[1] is not req and entry[1].state is ReqState.WAITING]

@@ -45,6 +45,7 @@ class Req:
     stop_strings: list[bytes]
     rid: str
     order: int  # arrival number
+    wanted_rank: int = -1  # attention-DP rank that it must go to, -1: any
     level: int = 0  # priority, one less for a helper; larger goes first and is retracted last
     deadline_ns: int = 0  # for its first token, 0: none
     uncached: int = 0  # tokens that must be computed, as estimated when it began to wait
@@ -96,7 +97,8 @@ class Req:
         return cls(
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
             num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
-            stop_strings=stop_strings, rid=rid, order=order, level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
+            stop_strings=stop_strings, rid=rid, order=order, wanted_rank=int(head["dp_rank"]),
+            level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
             deadline_ns=int(head["deadline_ns"]), cached_tokens=cached, inbox_ns=now_ns,
             waiting_since_ns=now_ns,
         )  # fmt: skip

@@ -429,9 +429,8 @@ class Scheduler:
         return None
 
     def _preference(self, req: Req, usable: int) -> list[int]:
-        wanted = int(req.head["dp_rank"])
-        if wanted >= 0:
-            return [wanted]
+        if req.wanted_rank >= 0:
+            return [req.wanted_rank]
         if len(self.ranks) == 1:
             return [0]
         size = self.limits.page_size
@@ -497,6 +496,7 @@ class Scheduler:
         rank.prefilling.remove(req)
         rank.decoding.append(req.slot)
         self._decode_slots = None
+        self._release_siblings(req)
 
     def keep_prefix(self, req: Req) -> None:
         """Hand a request's computed full pages to the prefix tree, so that others share them from now on."""
@@ -556,17 +556,29 @@ class Scheduler:
 
     def _forget(self, req: Req) -> None:
         del self.reqs[req.handle]
+        self._release_siblings(req)
 
     # ---- the queue ---------------------------------------------------------------------------------------------------
 
     def _enqueue(self, req: Req, now_ns: int) -> None:
+        first = self.reqs.get(int(req.head["group"]))  # of several answers, the one that computes the prompt [R20]
+        waits = first is not None and first is not req and first.state in (ReqState.WAITING, ReqState.PREFILL)
+        if waits:
+            req.uncached = min(req.uncached, self.limits.page_size)  # it will find the rest
         ends = []
         if self.limits.queue_timeout_ns:
             ends.append(now_ns + self.limits.queue_timeout_ns)
         if req.deadline_ns:  # less what its prompt will take: when it can no longer be met
             ends.append(max(1, req.deadline_ns - self.prefill_rate.ns_of(req.uncached)))
         expires_ns = min(ends, default=0) if not req.num_output_ids else 0  # who has begun to answer goes on
-        self.waiting.push(req, policy.queue_key(req, self.limits.ageing_ns), expires_ns)
+        key = policy.queue_key(req, self.limits.ageing_ns)
+        self.waiting.push(req, key, expires_ns, behind=first if waits else None)
+
+    def _release_siblings(self, first: Req) -> None:
+        """Its prompt is computed, or it is gone: the other answers to the request may run, where its pages are."""
+        for req in self.waiting.release(first):
+            if first.dp_rank >= 0:
+                req.wanted_rank = first.dp_rank
 
     def _expire(self, now_ns: int) -> None:
         """Give up what waited too long, and what has a deadline that it cannot meet any more."""

@@ -4,10 +4,11 @@ receive() gives the typed body, plain() runs a job to its Finish, streamed() sen
 that leaves cancels the handler, whatever it waits for: so both abort in `finally`, and nothing else here does.
 """
 
+import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +17,7 @@ from aiohttp import web
 from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotFound, NotReady, RequestError
-from glm53d.front.engine import Engine
+from glm53d.front.engine import Engine, Stream
 from glm53d.front.job import Finish, Job
 from glm53d.front.wire import PROBE_RID
 from glm53d.obs.log import get_logger
@@ -97,17 +98,33 @@ def choose_model(engine: Engine, name: str | None) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the answers to a request: what runs, and what its dialect makes of it in a stream."""
+
+    job: Job
+    last: Callable[[Finish], bytes]  # the events at its end
+    frame: Callable[[bytes, list[Piece]], bytes] | None = None  # those of a wake's frames and pieces, where it has any
+
+
 async def plain(request: web.Request, job: Job) -> Finish:
     """Run a job to its end. Raises RequestError before the engine has it, EngineError after."""
-    service = request.app[SERVICE]
-    stream = await service.engine.submit(job)
-    request[NUM_CUT] = stream.num_cut_ids
-    try:
-        finish = await stream.finished()
-    finally:
-        service.engine.abort(stream)  # nothing to do for one that has finished
-    _count(request, job, finish)
+    (finish,) = await plain_all(request, [job])
     return finish
+
+
+async def plain_all(request: web.Request, jobs: Sequence[Job]) -> list[Finish]:
+    """Run all answers to one request to their ends. [R20]"""
+    engine = request.app[SERVICE].engine
+    streams = await engine.submit_all(jobs)
+    request[NUM_CUT] = streams[0].num_cut_ids
+    try:
+        finishes = [await stream.finished() for stream in streams]
+    finally:
+        for stream in streams:
+            engine.abort(stream)  # nothing to do for one that has finished
+    _count(request, jobs[0], finishes)
+    return finishes
 
 
 async def streamed(
@@ -124,24 +141,48 @@ async def streamed(
     frame() makes the events of a wake's frames and pieces, where the job asks for pieces.
     Raises RequestError and NotReady while there is still a status to choose. Later errors are the dialect's last event.
     """
+    return await streamed_all(request, [Answer(job, last, frame)], first=first, wire=wire)
+
+
+async def streamed_all(
+    request: web.Request,
+    answers: Sequence[Answer],
+    *,
+    first: Callable[[int], bytes],
+    end: Callable[[list[Finish]], bytes] = lambda finishes: b"",
+    wire: Wire = OPENAI_WIRE,
+) -> web.StreamResponse:
+    """As streamed(), with all answers to one request: each one's last events as it ends, behind all of them end().
+    [R20]
+    """
     service = request.app[SERVICE]
-    stream = await service.engine.submit(job)
-    request[NUM_CUT] = stream.num_cut_ids
-    events = EventStream(request, stream, service.config.server.keepalive_s, wire.keep_alive)
+    job = answers[0].job
+    streams = await service.engine.submit_all([answer.job for answer in answers])
+    request[NUM_CUT] = streams[0].num_cut_ids
+    events = EventStream(request, streams, service.config.server.keepalive_s, wire.keep_alive)
     try:
-        await events.open(first(stream.num_prompt_ids))
+        await events.open(first(streams[0].num_prompt_ids))
         try:
-            stream.start(events.write, frame)
-            finish = await stream.finished()
-            end = last(finish)
-            _count(request, job, finish)
+            runs = [_run(stream, answer, events) for stream, answer in zip(streams, answers, strict=True)]
+            finishes = await asyncio.gather(*runs) if len(runs) > 1 else [await runs[0]]  # tasks cost something
+            last = end(finishes)
+            _count(request, job, finishes)
         except Exception as exc:
-            end = wire.failed(visible(exc, job.rid))
+            last = wire.failed(visible(exc, job.rid))
             service.metrics.stream_error(endpoint(request))
-        return await events.close(end + wire.done)
+        return await events.close(last + wire.done)
     finally:
         events.cut()
-        service.engine.abort(stream)
+        for stream in streams:
+            service.engine.abort(stream)
+
+
+async def _run(stream: Stream, answer: Answer, events: EventStream) -> Finish:
+    stream.start(events.write, answer.frame)
+    finish = await stream.finished()
+    if last := answer.last(finish):
+        events.write(last)
+    return finish
 
 
 def count_dropped_calls(request: web.Request, job: Job, names: list[str]) -> None:
@@ -190,21 +231,23 @@ def endpoint(request: web.Request) -> str:
     return resource.canonical if resource is not None else "unknown"
 
 
-def _count(request: web.Request, job: Job, finish: Finish) -> None:
-    usage = finish.usage
-    request.app[SERVICE].metrics.finished(
-        endpoint(request),
-        finish.reason.name.lower(),
-        tokens={
-            "prompt": usage.prompt_tokens,
-            "cached": usage.cached_tokens,
-            "completion": usage.completion_tokens,
-            "reasoning": usage.reasoning_tokens,
-        },
-        ttft_s=finish.first_token_latency,
-        queue_s=finish.queue_time,
-        e2e_s=seconds_since(job.received_ns),
-    )
+def _count(request: web.Request, job: Job, finishes: list[Finish]) -> None:
+    """A request has ended well; its prompt counts once. [R20]"""
+    for i, finish in enumerate(finishes):
+        usage = finish.usage
+        request.app[SERVICE].metrics.finished(
+            endpoint(request),
+            finish.reason.name.lower(),
+            tokens={
+                "prompt": 0 if i else usage.prompt_tokens,
+                "cached": 0 if i else usage.cached_tokens,
+                "completion": usage.completion_tokens,
+                "reasoning": usage.reasoning_tokens,
+            },
+            ttft_s=finish.first_token_latency,
+            queue_s=finish.queue_time,
+            e2e_s=seconds_since(job.received_ns),
+        )
 
 
 def seconds_since(ns: int) -> float:

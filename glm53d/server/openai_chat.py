@@ -7,18 +7,26 @@ it as `content` in the last chunk before the finish.
 """
 
 import time
+from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
-from glm53d.chat.events import Piece, collect
+from glm53d.chat.events import Event, Piece, collect
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import call, extras, to_effort
-from glm53d.server.openai_common import Chunks, finish_fields, openai_sampling, usage_object
+from glm53d.server.openai_common import (
+    Chunks,
+    finish_fields,
+    openai_sampling,
+    sampling_of,
+    total_usage,
+    usage_object,
+)
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import Count, not_served, refuse_not_served
@@ -114,62 +122,86 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     max_tokens = req.max_tokens if req.max_completion_tokens is None else req.max_completion_tokens
     sampling = openai_sampling(req, max_tokens, engine)
     tools = to_tools(req)
-    conversation = to_conversation(req, tools)
-    parser = tools.parser(engine.vocab.added)
-    has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
-    id, created = f"chatcmpl-{rid}", int(time.time())
-    chunks = Chunks(id, "chat.completion.chunk", created, model, req.with_usage)
-    behind = b'"},"finish_reason":null'
-    job = Job(
+    base = Job(
         rid=rid,
         received_ns=received_ns,
-        conversation=conversation,
+        conversation=to_conversation(req, tools),
         sampling=sampling,
         routing=routing(request, req),
-        out=OutSpec(
-            content=chunks.frame(b'"delta":{"content":"', behind) if req.stream else None,
-            reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if req.stream else None,
-            starts_in_reasoning=has_parsers,
-            skip_special_tokens=req.skip_special_tokens is not False,
-            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls and has_parsers else (),
-        ),
     )
-
-    def chunks_of(frames: bytes, pieces: list[Piece]) -> bytes:
-        return frames + b"".join(map(chunks.delta, tools.deltas(parser.feed(pieces)))) if pieces else frames
-
-    def last_chunks(finish: Finish) -> bytes:
-        exchange.count_dropped_calls(request, job, parser.unknown)
-        deltas = [*tools.deltas(parser.finish())]
-        if finish.text:
-            deltas.append({"content": finish.text})
-        end = chunks.finish(b'"delta":{}', job, finish, tools.finish_reason(parser))
-        return b"".join(map(chunks.delta, deltas)) + end + chunks.usage(finish.usage)
-
+    id, created = f"chatcmpl-{rid}", int(time.time())
+    choices = [
+        _Choice(request, req, base, tools, Chunks(id, "chat.completion.chunk", created, model, req.with_usage, index))
+        for index in range(req.n or 1)
+    ]
     if req.stream:
-        return await exchange.streamed(
+        return await exchange.streamed_all(
             request,
-            job,
-            first=lambda _: chunks.delta({"role": "assistant", "content": ""}),
-            last=last_chunks,
-            frame=chunks_of if parser.parses_calls else None,
+            [choice.streamed() for choice in choices],
+            first=lambda _: b"".join(choice.chunks.delta({"role": "assistant", "content": ""}) for choice in choices),
+            end=choices[0].chunks.usage,
         )
-    finish = await exchange.plain(request, job)
-    turn = collect([*parser.feed([finish.text, *finish.pieces]), *parser.finish()])
-    exchange.count_dropped_calls(request, job, parser.unknown)
-    end = finish_fields(finish, tools.finish_reason(parser))
-    # "" is an empty answer; where calls take its place, or it was cut off before it, there is none.
-    content = turn.content if turn.content or end["finish_reason"] == "stop" else None
-    message = {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
+    finishes = await exchange.plain_all(request, [choice.job for choice in choices])
     answer = {
         "id": id,
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": 0, "message": message | tools.message_fields(turn), **end}],
-        "usage": usage_object(finish.usage),
+        "choices": [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)],
+        "usage": usage_object(total_usage(finishes)),
     }
-    return body.json_response(body.encode(answer | extras(job, finish)))
+    return body.json_response(body.encode(answer | extras(base, finishes[0])))
+
+
+class _Choice:
+    """One answer of a chat: what runs, its chunks in a stream, its part of a plain answer."""
+
+    def __init__(self, request: web.Request, req: ChatBody, base: Job, tools: Tools, chunks: Chunks):
+        service = request.app[exchange.SERVICE]
+        added, has_parsers = service.engine.vocab.added, service.config.template.parsers != "none"
+        self._request = request
+        self._tools = tools
+        self._parser = tools.parser(added)
+        self.chunks = chunks
+        behind = b'"},"finish_reason":null'
+        self.job = replace(
+            base,
+            sampling=sampling_of(base.sampling, chunks.index),
+            out=OutSpec(
+                content=chunks.frame(b'"delta":{"content":"', behind) if req.stream else None,
+                reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if req.stream else None,
+                starts_in_reasoning=has_parsers,
+                skip_special_tokens=req.skip_special_tokens is not False,
+                python_ids=(added["<tool_call>"],) if self._parser.parses_calls and has_parsers else (),
+            ),
+        )
+
+    def streamed(self) -> exchange.Answer:
+        """It as a part of a stream."""
+        return exchange.Answer(self.job, self._last, self._frame if self._parser.parses_calls else None)
+
+    def _frame(self, frames: bytes, pieces: list[Piece]) -> bytes:
+        return frames + self._chunks_of(self._parser.feed(pieces)) if pieces else frames
+
+    def _last(self, finish: Finish) -> bytes:
+        rest = self._chunks_of(self._parser.finish())
+        exchange.count_dropped_calls(self._request, self.job, self._parser.unknown)
+        if finish.text:
+            rest += self.chunks.delta({"content": finish.text})
+        return rest + self.chunks.finish(b'"delta":{}', self.job, finish, self._tools.finish_reason(self._parser))
+
+    def _chunks_of(self, events: list[Event]) -> bytes:
+        return b"".join(map(self.chunks.delta, self._tools.deltas(events)))
+
+    def plain(self, finish: Finish) -> dict[str, Json]:
+        """It as one of the `choices`."""
+        turn = collect([*self._parser.feed([finish.text, *finish.pieces]), *self._parser.finish()])
+        exchange.count_dropped_calls(self._request, self.job, self._parser.unknown)
+        end = finish_fields(finish, self._tools.finish_reason(self._parser))
+        # "" is an empty answer; where calls take its place, or it was cut off before it, there is none.
+        content = turn.content if turn.content or end["finish_reason"] == "stop" else None
+        message = {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
+        return {"index": self.chunks.index, "message": message | self._tools.message_fields(turn), **end}
 
 
 def to_conversation(req: ChatBody, tools: Tools) -> Conversation:

@@ -1,8 +1,11 @@
 """What OpenAI's chat and text completions share: the fields of their bodies, and the bytes of their answers."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
@@ -22,6 +25,7 @@ class StreamOptions(msgspec.Struct):
 class OpenAiFields(RequestFields, kw_only=True):
     """The fields that chat and text completions have in common."""
 
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None  # [R20]
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
 
@@ -69,16 +73,32 @@ def finish_fields(finish: Finish, stopped: str = "stop") -> dict[str, Json]:
     return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched}
 
 
-class Chunks:
-    """The events of one stream: the same bytes around ever new pieces. Made once per request."""
+def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:
+    """That of one of several answers to a request: no two draw the same random numbers. [R51]"""
+    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + index) % 2**64)
 
-    def __init__(self, id: str, kind: str, created: int, model: str, with_usage: bool):
+
+def total_usage(finishes: Sequence[Finish]) -> Usage:
+    """Of all answers to a request: the prompt counts once, as the first one found it. [R20]"""
+    usages = [finish.usage for finish in finishes]
+    return replace(
+        usages[0],
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+class Chunks:
+    """The events of one answer's stream: the same bytes around ever new pieces. Made once per answer."""
+
+    def __init__(self, id: str, kind: str, created: int, model: str, with_usage: bool, index: int):
         common = {"id": id, "object": kind, "created": created, "model": model}
         self._start = b"data: " + encode(common)[:-1]
-        self._head = self._start + b',"choices":[{"index":0,'
+        self._head = self._start + b',"choices":[{"index":%d,' % index
         self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
         self._tail = b"}]" + self._end
         self._with_usage = with_usage
+        self.index = index
 
     def choice(self, fields: bytes) -> bytes:
         """A whole chunk, given the JSON of its choice's fields without braces."""
@@ -97,8 +117,8 @@ class Chunks:
         end, more = encode(finish_fields(finish, stopped)), encode(extras(job, finish))
         return self._head + fields + b"," + end[1:-1] + b"}]," + more[1:-1] + self._end
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk, if the client asked for it."""
+    def usage(self, finishes: Sequence[Finish]) -> bytes:
+        """The last chunk, of all answers together, if the client asked for it."""
         if not self._with_usage:
             return b""
-        return self._start + b',"choices":[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
+        return self._start + b',"choices":[],"usage":' + encode(usage_object(total_usage(finishes))) + b"}\n\n"

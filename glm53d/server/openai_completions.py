@@ -4,6 +4,7 @@ A stream, in order: chunks with `text`, one with `finish_reason`, one with `usag
 """
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -16,7 +17,15 @@ from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import extras
-from glm53d.server.openai_common import Chunks, OpenAiFields, finish_fields, openai_sampling, usage_object
+from glm53d.server.openai_common import (
+    Chunks,
+    OpenAiFields,
+    finish_fields,
+    openai_sampling,
+    sampling_of,
+    total_usage,
+    usage_object,
+)
 from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
 
@@ -48,32 +57,51 @@ async def completions(request: web.Request) -> web.StreamResponse:
     sampling = openai_sampling(req, req.max_tokens, engine)
     text, ids = _prompt(req.prompt, engine)
     id, created = f"cmpl-{rid}", int(time.time())
-    chunks = Chunks(id, "text_completion", created, model, req.with_usage)
-    job = Job(
-        rid=rid,
-        received_ns=received_ns,
-        text=text,
-        ids=ids,
-        sampling=sampling,
-        routing=routing(request, req),
-        out=OutSpec(
-            content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if req.stream else None,
-            skip_special_tokens=req.skip_special_tokens is not False,
-        ),
-    )
+    base = Job(rid=rid, received_ns=received_ns, text=text, ids=ids, sampling=sampling, routing=routing(request, req))
+    choices = [
+        _Choice(req, base, Chunks(id, "text_completion", created, model, req.with_usage, index))
+        for index in range(req.n or 1)
+    ]
     if req.stream:
-        return await exchange.streamed(request, job, last=lambda finish: _last_chunks(chunks, job, finish))
-    finish = await exchange.plain(request, job)
-    choice = {"index": 0, "text": finish.text, "logprobs": None, **finish_fields(finish)}
+        return await exchange.streamed_all(
+            request,
+            [exchange.Answer(choice.job, choice.last) for choice in choices],
+            first=lambda _: b"",
+            end=choices[0].chunks.usage,
+        )
+    finishes = await exchange.plain_all(request, [choice.job for choice in choices])
     answer = {
         "id": id,
         "object": "text_completion",
         "created": created,
         "model": model,
-        "choices": [choice],
-        "usage": usage_object(finish.usage),
+        "choices": [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)],
+        "usage": usage_object(total_usage(finishes)),
     }
-    return body.json_response(body.encode(answer | extras(job, finish)))
+    return body.json_response(body.encode(answer | extras(base, finishes[0])))
+
+
+class _Choice:
+    """One answer: what runs, its last chunk in a stream, its part of a plain answer."""
+
+    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks):
+        self.chunks = chunks
+        self.job = replace(
+            base,
+            sampling=sampling_of(base.sampling, chunks.index),
+            out=OutSpec(
+                content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if req.stream else None,
+                skip_special_tokens=req.skip_special_tokens is not False,
+            ),
+        )
+
+    def last(self, finish: Finish) -> bytes:
+        """The chunk that says how it ended."""
+        return self.chunks.finish(b'"text":"","logprobs":null', self.job, finish)
+
+    def plain(self, finish: Finish) -> dict[str, Json]:
+        """It as one of the `choices`."""
+        return {"index": self.chunks.index, "text": finish.text, "logprobs": None, **finish_fields(finish)}
 
 
 def to_ids(ids: list[int], vocab_size: int, at: str) -> np.ndarray:
@@ -104,7 +132,3 @@ def _prompt(raw: msgspec.Raw, engine: Engine) -> tuple[str | None, np.ndarray | 
     if not text:
         raise InvalidRequest(f"`{at}` is empty.", at)
     return text, None
-
-
-def _last_chunks(chunks: Chunks, job: Job, finish: Finish) -> bytes:
-    return chunks.finish(b'"text":"","logprobs":null', job, finish) + chunks.usage(finish.usage)

@@ -5,6 +5,7 @@ header, one write per wake. Not through aiohttp's write(): that is a coroutine, 
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from aiohttp import HttpVersion11, web
 
@@ -21,12 +22,12 @@ class EventStream:
     """The writing side of one stream. Owned by its handler, used on the loop's thread alone.
 
     A slow client: when the transport holds more than its high-water mark (64 KiB), the engine is told and merges the
-    frames of this stream until the transport has drained. What is buffered is thus bounded by the mark and one frame.
+    frames of its streams until the transport has drained. What is buffered is thus bounded by the mark and one frame.
     """
 
-    def __init__(self, request: web.Request, stream: Stream, keepalive_s: float, keep_alive: bytes):
+    def __init__(self, request: web.Request, streams: Sequence[Stream], keepalive_s: float, keep_alive: bytes):
         self._request = request
-        self._stream = stream
+        self._streams = streams
         self._keepalive_s = keepalive_s  # silence after which keep_alive is sent, an event or a comment
         self._keep_alive_event = keep_alive
         self._loop = asyncio.get_running_loop()
@@ -62,7 +63,7 @@ class EventStream:
         transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
         self._last_write = self._loop.time()
         if self._draining is None and self._protocol.writing_paused:
-            self._stream.set_slow(True)
+            self._set_slow(True)
             self._draining = self._loop.create_task(self._until_drained())
 
     async def close(self, last: bytes) -> web.StreamResponse:
@@ -86,7 +87,11 @@ class EventStream:
             return  # the handler is being cancelled and aborts the stream
         self._draining = None
         if not self._closed:
-            self._stream.set_slow(False)
+            self._set_slow(False)
+
+    def _set_slow(self, slow: bool) -> None:
+        for stream in self._streams:
+            stream.set_slow(slow)
 
     def _keep_alive(self) -> None:
         silent = self._loop.time() - self._last_write

@@ -40,9 +40,9 @@ class Script:
     )
     reason: FinishReason = FinishReason.STOP
     matched_stop: str | None = None  # else an id ended it
-    refuse: Glm53dError | None = None  # raised by submit()
+    refuse: Glm53dError | None = None  # raised by submit_all()
     fail: Glm53dError | Exception | None = None  # raised by finished(), after the pieces
-    hold_submit: bool = False  # submit() never returns
+    hold_submit: bool = False  # submit_all() never returns
     hold: bool = False  # after the pieces, wait for release or abort
 
 
@@ -159,7 +159,7 @@ class FakeEngine:
         self.calls: list[str] = []
         self.submits_cancelled = 0
 
-    async def submit(self, job: Job) -> FakeStream:
+    async def submit_all(self, jobs: list[Job]) -> list[FakeStream]:
         if self.script.refuse is not None:
             raise self.script.refuse
         if self.script.hold_submit:
@@ -168,10 +168,10 @@ class FakeEngine:
             except asyncio.CancelledError:
                 self.submits_cancelled += 1
                 raise
-        self.jobs.append(job)
-        stream = FakeStream(self, job)
-        self.live.append(stream)
-        return stream
+        self.jobs += jobs
+        streams = [FakeStream(self, job) for job in jobs]
+        self.live += streams
+        return streams
 
     def abort(self, stream: FakeStream) -> None:
         if stream in self.live:

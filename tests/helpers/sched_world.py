@@ -111,7 +111,8 @@ class SchedWorld:
         batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
         admitted = [self.key(req) for req in waiting if req.slot >= 0]
         if admitted:
-            left = [self.key(req) for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
+            waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
+            left = [self.key(req) for req in waiting if not self.waits_for_another(req)]
             assert max(admitted) < min(left, default=(1 << 62, 0)), "one was admitted before one that goes first"
         if batch is not None:
             result = self.compute(batch)
@@ -120,6 +121,11 @@ class SchedWorld:
         self.deliver()
         self.sched.check()
         return batch
+
+    def waits_for_another(self, req: Req) -> bool:
+        """One of several answers whose prompt the first one has yet to compute. [R20]"""
+        first = self.sched.reqs.get(int(req.head["group"]), req)
+        return first is not req and first.state in (ReqState.WAITING, ReqState.PREFILL)
 
     def key(self, req: Req) -> tuple[int, int]:
         """Its place in the queue."""

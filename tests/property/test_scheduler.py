@@ -32,7 +32,6 @@ def drive(seed: int, steps: int) -> SchedWorld:
     handle = 0
     for _ in range(steps):
         if rng.random() < 0.25 and len(world.sched.reqs) < 40:
-            handle += 1
             prompt = rng.choice(shared)[: rng.randrange(60)] + [
                 rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))
             ]
@@ -40,12 +39,22 @@ def drive(seed: int, steps: int) -> SchedWorld:
                 "priority": rng.choice([-3, 0, 0, 1]), "flags": rng.choice([0, 0, HELPER]),
                 "deadline_ns": rng.choice([0, 0, world.now + 30]), "stream_interval": rng.choice([1, 1, 3, 50]),
             }  # fmt: skip
-            world.send(handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), **fields)
+            first, count = handle + 1, rng.choice([1, 1, 1, 4])  # several: answers to one prompt [R20]
+            fields["group"] = first if count > 1 else 0
+            for handle in range(first, first + count):
+                world.send(handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), **fields)
+        if rng.random() < 0.02:
+            world.sched.flush_cache()
+        if rng.random() < 0.02:
+            world.sched.pause(retract=rng.random() < 0.5)
+        elif world.sched.is_paused and rng.random() < 0.3:
+            world.sched.resume()
         if rng.random() < 0.05 and world.sched.reqs:
             world.sched.abort(rng.choice(list(world.sched.reqs)))
         if rng.random() < 0.05:
             world.ring_room = rng.choice([None, 0, 1, 5])
         world.step()
+    world.sched.resume()
     world.ring_room = None
     while world.sched.reqs or world.sched.throttle.take_last():
         world.step()

@@ -366,3 +366,53 @@ def test_limits_and_pages_leave_room_for_drafts():
         assert int(sched.slots.prefix_len[0]) == before + count == int(sched.slots.seq_len[0]) - 1
     assert int(sched.slots.out_heads[0]["num_accepted"]) == 3
     assert sched.counters.prefill_tokens == 3
+
+
+def siblings(world: SchedWorld, prompt: list[int], count: int, **fields: int) -> None:
+    """Several answers to one prompt: handles 1, 2 ..."""
+    for handle in range(1, count + 1):
+        world.send(handle, prompt, 5, group=1, **fields)
+
+
+def test_of_several_answers_one_computes_the_prompt_and_the_others_find_its_pages():
+    """[R20] on the same rank, whatever the load there."""
+    world = SchedWorld(attn_dp_size=2, eos_chance=0, num_pages=100)
+    siblings(world, list(range(1, 42)), 4)
+    assert world.step().num_rows == 1 and world.sched.num_waiting == 3
+    run_dry(world)
+    assert [int(world.last_heads[handle]["cached_device"]) for handle in range(1, 5)] == [0, 40, 40, 40]
+    assert len({int(world.last_heads[handle]["dp_rank"]) for handle in range(1, 5)}) == 1
+    assert world.sched.counters.prefill_tokens == 41 + 3 * 1 and world.is_idle()
+
+
+def test_siblings_in_the_queue_hold_up_nobody_else():
+    world = SchedWorld(eos_chance=0, num_pages=100)
+    siblings(world, list(range(1, 42)), 3)
+    world.send(9, [7] * 4, 1)
+    world.step()
+    batch = world.step()
+    assert batch.num_rows == 2  # the rest of the first prompt, and the whole of 9
+    run_dry(world)
+    assert set(world.ended) == {1, 2, 3, 9} and world.is_idle()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_sibling_that_is_aborted_leaves_the_others_to_go_on(gone, steps):
+    """[R20] [R22] the first too, queued, in its prompt or behind it."""
+    world = SchedWorld(eos_chance=0, num_pages=100)
+    siblings(world, list(range(1, 42)), 3)
+    for _ in range(steps):
+        world.step()
+    world.sched.abort(gone)
+    run_dry(world)
+    assert world.ended.pop(gone) is FinishReason.ABORT
+    assert set(world.ended.values()) == {FinishReason.LENGTH} and len(world.ended) == 2 and world.is_idle()
+
+
+def test_a_rank_that_the_client_named_stays_when_the_first_of_several_goes():
+    world = SchedWorld(attn_dp_size=2, eos_chance=0, num_pages=100)
+    siblings(world, [5] * 9, 2, dp_rank=1)
+    world.sched.abort(1)
+    run_dry(world)
+    assert int(world.last_heads[2]["dp_rank"]) == 1

@@ -101,7 +101,8 @@ SAMPLING_DEEP = [
     ({"stop": [["x"]]}, "stop[0]"),
 ]
 NOT_SERVED = [
-    ("n", 2),
+    ("n", 17),
+    ("n", 0),
     ("n", 5_000_000),  # F-G4
     ("n", True),
     ("frequency_penalty", 0.5),

@@ -1,0 +1,63 @@
+"""Several answers to one request through the whole daemon. [R20]"""
+
+import asyncio
+from itertools import pairwise
+
+import openai
+
+from tests.helpers.daemon import events, idle_info
+
+PROMPT = {"model": "glm-5.3", "prompt": "a prompt of a few pages " * 20, "max_tokens": 12}
+
+
+async def complete(http, url: str, **fields) -> dict:
+    async with http.post(url + "/v1/completions", json=PROMPT | fields) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+async def test_answers_differ_and_the_first_is_that_of_the_seed_alone(nano, http):
+    """[R51]"""
+    alone = (await complete(http, nano.url, seed=7))["choices"][0]["text"]
+    several = await complete(http, nano.url, seed=7, n=4)
+    texts = [choice["text"] for choice in several["choices"]]
+    assert texts[0] == alone and len(set(texts)) > 1
+    assert (await complete(http, nano.url, seed=8))["choices"][0]["text"] == texts[1]
+
+
+async def test_the_prompt_is_computed_once_and_its_pages_are_shared(sim, http):
+    async with http.post(sim.url + "/flush_cache") as answer:
+        assert answer.status == 200
+    before = (await idle_info(http, sim.url))["loads"][0]["prefill_tokens"]
+    usage = (await complete(http, sim.url, n=8))["usage"]
+    computed = (await idle_info(http, sim.url))["loads"][0]["prefill_tokens"] - before
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0 and usage["completion_tokens"] == 8 * 12
+    assert computed <= usage["prompt_tokens"] + 7 * 16  # a page at most for each of the others
+
+
+async def test_the_openai_sdk_streams_several_answers(sim):
+    client = openai.AsyncOpenAI(base_url=sim.url + "/v1", api_key="none")
+    body = {"model": "glm-5.3", "messages": [{"role": "user", "content": "hi"}], "n": 3}
+    plain = await client.chat.completions.create(**body)
+    texts = ["", "", ""]
+    async for chunk in await client.chat.completions.create(**body, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in plain.choices]
+
+
+async def test_a_client_that_leaves_ends_all_answers(sim, http):
+    body = PROMPT | {"n": 5, "stream": True, "max_tokens": 100_000, "ignore_eos": True}
+    async with http.post(sim.url + "/v1/completions", json=body) as stream:
+        await stream.content.readline()
+    info = await idle_info(http, sim.url)
+    assert info["requests_in_flight"] == 0 and info["loads"][0]["pages_owned"] == 0
+
+
+async def test_answers_interleave(sim, http):
+    body = PROMPT | {"n": 3, "stream": True, "max_tokens": 40, "ignore_eos": True}
+    async with http.post(sim.url + "/v1/completions", json=body) as stream:
+        got = await asyncio.wait_for(events(stream), 30)
+    order = [event["choices"][0]["index"] for event in got[:-1]]
+    assert sum(a != b for a, b in pairwise(order)) > 20
+    assert [event["choices"][0]["index"] for event in got[:-1] if event["choices"][0]["finish_reason"]] == [0, 1, 2]
