@@ -86,12 +86,12 @@ def _stop(index: int) -> bytes:
     return _event("content_block_stop", index=index)
 
 
-def _text_frame(index: int) -> Frame:
+def text_frame(index: int) -> Frame:
     prefix, suffix = _delta(index, "text_delta", "text", "|").split(b"|")
     return Frame(prefix, suffix, enter=_start(index, {"type": "text", "text": ""}), leave=_stop(index))
 
 
-def _thinking_frame() -> Frame:
+def thinking_frame() -> Frame:
     prefix, suffix = _delta(0, "thinking_delta", "thinking", "|").split(b"|")
     block = {"type": "thinking", "thinking": "", "signature": ""}
     leave = _delta(0, "signature_delta", "signature", SIGNATURE) + _stop(0)
@@ -101,7 +101,7 @@ def _thinking_frame() -> Frame:
 _WIRE = exchange.Wire(
     failed=lambda exc: b"event: error\ndata: %b\n\n" % body.encode(MessagesError.of(exc)), keep_alive=_event("ping")
 )
-_THINKING, _TEXT_BEHIND_IT, _TEXT_ALONE = _thinking_frame(), _text_frame(1), _text_frame(0)
+_THINKING, _TEXT_BEHIND_IT, _TEXT_ALONE = thinking_frame(), text_frame(1), text_frame(0)
 _DECODER = msgspec.json.Decoder(MessagesBody)
 
 
@@ -144,7 +144,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     )
     message = {"id": f"msg_{rid}", "type": "message", "role": "assistant", "model": model}
     if req.stream:
-        blocks = _Blocks(parser)
+        blocks = Blocks(parser)
 
         def first_event(num_prompt_ids: int) -> bytes:
             begun: dict[str, Json] = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -161,7 +161,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
             request, job, first=first_event, last=last_events, frame=blocks.frame, wire=_WIRE
         )
     finish = await exchange.plain(request, job)
-    content = _content(finish, parser)
+    content = content_of(finish, parser)
     exchange.count_dropped_calls(request, job, parser.unknown)
     said = {"content": content} | _stopped(finish, parser) | {"usage": _usage(finish.usage)}
     return body.json_response(body.encode(message | said | extras(job, finish)))
@@ -177,7 +177,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     return body.json_response(body.encode({"input_tokens": count}))
 
 
-class _Blocks:
+class Blocks:
     """The blocks of a stream. Those that were framed natively are counted; from there on they are made here."""
 
     def __init__(self, parser: ToolParser):
@@ -223,7 +223,7 @@ class _Blocks:
         return _stop(self._num_begun - 1)
 
 
-def _content(finish: Finish, parser: ToolParser) -> list[dict[str, Json]]:
+def content_of(finish: Finish, parser: ToolParser) -> list[dict[str, Json]]:
     """The blocks of a plain answer."""
     blocks: list[dict[str, Json]] = []
     if finish.reasoning:

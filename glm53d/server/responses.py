@@ -62,7 +62,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             python_ids=(engine.vocab.added["<tool_call>"],) if answer.parses_calls and has_parsers else (),
         ),
     )
-    output = _Output(_frame_of(req, rid, model, sampling, conversation, tools))
+    output = Output(_asked(req, rid, model, sampling, conversation, tools))
     if req.stream:
         turn = ReasoningParser(engine.vocab.added, answer) if has_parsers else answer
 
@@ -94,7 +94,7 @@ async def cancel(request: web.Request) -> web.Response:
     return body.json_response(body.encode({"id": id, "object": "response", "status": "cancelled", "output": []}))
 
 
-def _frame_of(
+def _asked(
     req: ResponsesBody, rid: str, model: str, sampling: SamplingParams, conversation: Conversation, tools: Offered
 ) -> dict[str, Json]:
     """The response before anything was said: what was asked, and what is served of it."""
@@ -126,7 +126,7 @@ def _frame_of(
     }
 
 
-class _Output:
+class Output:
     """The response of one request, and the events by which a stream tells of it. Owned by the handler."""
 
     def __init__(self, response: dict[str, Json]):
