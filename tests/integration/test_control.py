@@ -93,7 +93,7 @@ async def test_the_log_level_reaches_every_rank(tmp_path):
 
 async def test_a_control_call_whose_ranks_hang_fails_at_its_deadline(tmp_path):
     """A step takes longer than the call may wait; the ranks do it in the end."""
-    overrides = ("server.control_timeout_s=0.2", "sim.base_ms=1500")
+    overrides = ("server.control_timeout_s=0.2", "sim.base_ms=5000")
     with running(*overrides, config="sim.toml", log=tmp_path / "log") as daemon:
         async with aiohttp.ClientSession() as http:
             request = asyncio.create_task(post(http, daemon.url + "/v1/completions", LONG | {"max_tokens": 1}))
@@ -103,7 +103,7 @@ async def test_a_control_call_whose_ranks_hang_fails_at_its_deadline(tmp_path):
             async with http.post(daemon.url + "/flush_cache") as answer:
                 body = await answer.json()
                 assert (answer.status, body["error"]["code"]) == (503, "not_ready")
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < 4  # before the step was over
             await request
             with contextlib.suppress(aiohttp.ClientError):
                 await post(http, daemon.url + "/flush_cache")
