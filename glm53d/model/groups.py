@@ -48,7 +48,9 @@ class RankGroups:
         if layout.attn_dp_size > 1:
             groups = [dist.new_group(column) for column in ranks.T.tolist()]
             self._peers = groups[layout.attn_tp_rank]
-        dist.barrier()  # behind it nobody needs the rendezvous any more
+        for group in (dist.group.WORLD, self._heads, self._peers):
+            if group is not None:
+                dist.barrier(group)  # connects it; behind the last one nobody needs the rendezvous any more
 
     def close(self) -> None:
         """Leave the world."""

@@ -59,12 +59,15 @@ class TorchRunner:
         tokenizer_size: ids from here on are never sampled.
         rendezvous: a folder where the ranks of this world, and nobody else, find each other; of one rank, none.
         """
-        if config.engine.device == "cuda" and not torch.cuda.is_available():
-            raise StartError('engine.device is "cuda", and torch finds no CUDA device')
+        self.device = torch.device("cpu")
+        if config.engine.device == "cuda":
+            if torch.cuda.device_count() <= rank:
+                raise StartError(f'engine.device is "cuda", and torch finds no CUDA device for rank {rank}')
+            self.device = torch.device("cuda", rank)
+            torch.cuda.set_device(self.device)
         self.config = config
         self.max_slots = max_slots
         self.tokenizer_size = tokenizer_size
-        self.device = torch.device(config.engine.device)
         self.dtype = DTYPES[config.model.dtype]
         parallel = config.parallel
         self.layout = Layout(rank, parallel.tp_size, parallel.attn_dp_size, parallel.ep_size)

@@ -10,6 +10,7 @@ import gc
 import os
 import secrets
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -213,9 +214,9 @@ class Ranks:
 
     def _run(self) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="glm53d-") as rendezvous:
-                self._spawn(Path(rendezvous))
-                self._watch()
+            with tempfile.TemporaryDirectory(prefix="glm53d-", ignore_cleanup_errors=True) as folder:
+                self._spawn(Path(folder))
+                self._watch(Path(folder))
         except Exception as error:  # this thread has nobody above it: main must hear of it
             log.exception("the supervisor fails")
             self._tell(Event.FAILED, f"{type(error).__name__}: {error}")
@@ -235,7 +236,7 @@ class Ranks:
             if self._stopping.is_set():
                 return
 
-    def _watch(self) -> None:
+    def _watch(self, rendezvous: Path) -> None:
         """Until stop(): see ranks load, see them die. [F-B2] [F-B3]"""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -251,6 +252,7 @@ class Ranks:
                     self._died(by_fd[fd], board)
             if loading and (board.ranks()["state"] >= LOADED).all():
                 loading = False
+                shutil.rmtree(rendezvous)  # all have met; if we are killed from here on, nothing of it is left
                 self._tell(Event.LOADED, "")
             elif loading and time.monotonic() > deadline:
                 loading = False

@@ -59,6 +59,7 @@ async def test_many_ranks_answer_as_one_does(nano, http, tmp_path, monkeypatch, 
     monkeypatch.setenv("TMPDIR", str(rendezvous))
     layout = (f"parallel.tp_size={tp_size}", f"parallel.attn_dp_size={attn_dp_size}", f"parallel.ep_size={ep_size}")
     with running(*layout, *POOL, log=tmp_path / "log") as daemon:
+        assert not list(rendezvous.iterdir())  # gone as soon as all ranks have met
         assert await answers(http, daemon.url) == expected
         info = await idle_info(http, daemon.url)
         assert len(info["loads"]) == attn_dp_size
