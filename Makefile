@@ -19,7 +19,7 @@ VENV_STAMP := $(VENV)/.installed
 NATIVE_STAMP := $(VENV)/.native
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
-.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways
 
 venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
@@ -76,6 +76,12 @@ bench: venv
 fuzz: venv
 	GLM53D_LONG=1 $(BIN)/pytest -q tests/property/test_template.py tests/property/test_encode.py \
 	    tests/property/test_decode.py tests/property/test_parsers.py tests/property/test_pump.py
+
+# Two daemons behind the gateways that people use; not in CI, because it installs these.
+gateways: venv
+	$(PYTHON) -m venv build/gateways
+	build/gateways/bin/pip install --quiet sglang-router==0.3.2 smg==1.13.0
+	$(BIN)/python -m tests.gateways.run build/gateways/bin
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
