@@ -122,6 +122,12 @@ async def test_what_is_no_valid_key_is_a_401_in_the_shape_of_errors(client, valu
     writer.close()
 
 
+async def test_a_missing_key_is_told_in_the_shape_of_the_dialect(client):
+    answer = await client.post("/v1/messages", HI | {"max_tokens": 1})
+    assert answer.status == 401
+    assert (answer.json["type"], answer.json["error"]["type"]) == ("error", "authentication_error")
+
+
 async def test_keys_come_from_a_file_too(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# of the team\nfirst\n\n  second  \n")
