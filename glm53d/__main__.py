@@ -11,11 +11,16 @@ from glm53d.version import VERSION
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, or 2 for a start that was refused, with one line that says why."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
     if args.print_reference:
         print(configuration.reference_toml(), end="")
         return 0
     try:
+        if unknown:
+            raise configuration.unknown_option(unknown[0])
+        if args.command not in (None, "topology"):
+            parser.error(f"there is no command {args.command!r}; topology is the only one, without it glm53d serves")
         config = configuration.load(args.config, args.set + _shorthands(args))
         if args.command == "topology":
             return _topology(config)
@@ -27,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="glm53d", description="Serve GLM-5.3.")
-    parser.add_argument("command", nargs="?", choices=["topology"], help="topology: print processes and channels, exit")
+    parser.add_argument("command", nargs="?", metavar="topology", help="print processes and channels, exit")
     parser.add_argument("--config", metavar="FILE", help="TOML; without it, the built-in model on the CPU")
     parser.add_argument(
         "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="set one field; repeatable"

@@ -254,6 +254,12 @@ def reference_toml() -> str:
     return "\n".join(lines) + "\n"
 
 
+def unknown_option(option: str) -> ConfigError:
+    """To be raised for a command-line option that is not ours: names the field that was probably meant."""
+    name = option.partition("=")[0]
+    return ConfigError(f"{name}: unknown option{_suggestion(name.lstrip('-'))}; --set SECTION.KEY=VALUE sets any field")
+
+
 AUTO_CONTEXTS = 8
 """A KV pool that sizes itself holds no more full contexts than this: a small model need not take the machine."""
 

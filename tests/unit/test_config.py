@@ -150,6 +150,28 @@ def test_a_refused_start_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtu
     assert out == "" and err == "glm53d: --set server.port is 70000; it must be an integer from 0 to 65535\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--tp", "8"], "--tp: unknown option; glm53d calls it parallel.tp_size"),
+        (["--max-model-len=8", "--check"], "--max-model-len: unknown option; glm53d calls it model.max_context_len"),
+        (["topology", "--max-waiting-request", "8"], "--max-waiting-request: unknown option; did you mean scheduler.max_waiting_requests?"),
+        (["--model-path", "/a", "topology"], "--model-path: unknown option; glm53d calls it model.path"),
+        (["--xyzzy"], "--xyzzy: unknown option"),
+    ],
+)
+def test_an_option_that_was_carried_over_is_refused_with_our_name(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"glm53d: {told}; --set SECTION.KEY=VALUE sets any field\n"
+
+
+def test_a_word_that_is_no_command_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(["frobnicate"])
+    assert "there is no command 'frobnicate'" in capsys.readouterr().err
+
+
 def test_print_reference_prints_the_reference(capsys: pytest.CaptureFixture[str]):
     assert main(["--print-reference"]) == 0
     assert capsys.readouterr().out == reference_toml()
