@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from glm53d.config import Config
+from glm53d.config import Config, Server
 from glm53d.errors import ConfigError
 from glm53d.front.engine import Engine
 from glm53d.obs.metrics import Metrics
@@ -95,10 +95,12 @@ def make_app(engine: Engine, config: Config) -> web.Application:
 class HttpServer:
     """The listening side of one application. Made by serve()."""
 
-    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server):
+    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server, server: Server):
         self._runner = runner
         self._sockets = sockets
         self.port: int = sockets.sockets[0].getsockname()[1]
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        self.url = f"{'https' if server.tls_cert else 'http'}://{host}:{self.port}"
 
     async def stop(self) -> None:
         """Close the port, then the connections. Whoever drains does so before: what still runs soon is cancelled."""
@@ -115,7 +117,7 @@ async def serve(engine: Engine, config: Config) -> HttpServer:
     await runner.setup()
     assert runner.server is not None  # from setup() on
     try:
-        return HttpServer(runner, await listen(runner.server, config.server))
+        return HttpServer(runner, await listen(runner.server, config.server), config.server)
     except ConfigError:
         await runner.cleanup()
         raise

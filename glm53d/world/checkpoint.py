@@ -31,6 +31,8 @@ class Checkpoint:
 def read_checkpoint(config: Config) -> Checkpoint:
     """Raises CheckpointError, naming the file, when one is missing or wrong."""
     folder = Path(str(resources.files("glm53d.nano"))) if config.model.path == "nano" else Path(config.model.path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder (model.path)")
     tokenizer = Path(config.tokenizer.path) if config.tokenizer.path else folder
     if tokenizer.is_dir():
         tokenizer = tokenizer / "tokenizer.json"

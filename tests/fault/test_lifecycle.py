@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import aiohttp
@@ -131,6 +133,19 @@ async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(ra
         assert daemon.process.wait(30) == 1
         assert_gone(daemon)
     assert "SIGKILL" in log.read_text()
+
+
+def test_the_log_says_where_a_free_port_was_taken(log):
+    daemon = Daemon("server.port=0", config="sim.toml", log=log, wait=False)
+    try:
+        end = time.monotonic() + 30
+        while not (told := re.search(r"listening at (http://127\.0\.0\.1:[1-9]\d*)\n", log.read_text())):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        with urllib.request.urlopen(told[1] + "/live", timeout=30) as live:
+            assert live.status == 200
+    finally:
+        daemon.kill_all()
 
 
 async def test_the_port_answers_before_the_ranks_have_loaded(log):
