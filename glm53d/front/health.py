@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from glm53d.ipc.board import Board
+from glm53d.ipc.records import RankState
 
 
 class State(Enum):
@@ -27,8 +28,6 @@ NEXT = {
     State.UNHEALTHY: (State.UP, State.DRAINING),
     State.DRAINING: (State.UNHEALTHY,),
 }
-
-RANK_STATES = ("starting", "loaded", "running", "stopped", "failed")
 
 
 class Waiting(NamedTuple):
@@ -94,7 +93,8 @@ class Health:
     def ranks(self) -> list[dict[str, object]]:
         """Each rank's row as a dict."""
         return [
-            _as_dict(row) | {"rank": i, "state": RANK_STATES[row["state"]]} for i, row in enumerate(self._board.ranks())
+            _as_dict(row) | {"rank": i, "state": RankState(row["state"]).name.lower()}
+            for i, row in enumerate(self._board.ranks())
         ]
 
 

@@ -22,6 +22,7 @@ from glm53d.ipc.records import (
     FinishReason,
     Packer,
     align8,
+    padded,
 )
 
 PROBE_RID = "health-probe"
@@ -77,7 +78,7 @@ def generate_record(
         min_p=sampling.min_p,
         repetition_penalty=1.0,
     )
-    return [head, *map(_padded, (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid))]
+    return [head, *map(padded, (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid))]
 
 
 def read_finish(
@@ -142,7 +143,3 @@ def _flags(job: Job, helper_max_tokens: int) -> int:
         HELPER: chat is not None and not chat.tools and is_small and not sampling.priority,
     }
     return sum(flag for flag, is_set in flags.items() if is_set)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)

@@ -20,7 +20,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import BATCH, RESULT, SLOT_INIT, align8
+from glm53d.ipc.records import BATCH, RESULT, SLOT_INIT, align8, padded
 
 I32 = np.dtype(np.int32)
 
@@ -71,11 +71,7 @@ class Batch:
         head["num_rows"], head["num_tokens"] = self.num_rows, self.num_tokens
         head["num_inits"], head["num_runs"], head["num_pages"] = len(self.inits), len(self.run_slot), len(self.pages)
         head["attn_dp_size"], head["mode"] = len(self.dp_num_tokens), self.mode
-        parts = [head.tobytes()]
-        for array in self._tail():
-            data = array.tobytes()
-            parts += [data, b"\0" * (align8(len(data)) - len(data))]
-        return b"".join(parts)
+        return b"".join([head.tobytes(), *(padded(array.tobytes()) for array in self._tail())])
 
     def _tail(self) -> list[np.ndarray]:
         return [
@@ -115,15 +111,10 @@ class StepResult:
     def encode(self, world_id: int) -> bytes:
         """The record as it stands in a result ring."""
         head = np.zeros((), RESULT)
-        head["step"], head["world_id"], head["start_ns"], head["end_ns"] = (
-            self.step,
-            world_id,
-            self.start_ns,
-            self.end_ns,
-        )
+        head["step"], head["world_id"] = self.step, world_id
+        head["start_ns"], head["end_ns"] = self.start_ns, self.end_ns
         head["num_rows"], head["width"] = self.ids.shape
-        counts = self.counts.tobytes()
-        return b"".join([head.tobytes(), counts, b"\0" * (align8(len(counts)) - len(counts)), self.ids.tobytes()])
+        return b"".join([head.tobytes(), padded(self.counts.tobytes()), self.ids.tobytes()])
 
     @classmethod
     def decode(cls, data: bytes) -> "StepResult":

@@ -57,6 +57,16 @@ class ControlOp(IntEnum):
     LOG_LEVEL = 5  # arg: a number of the logging module; for followers too
 
 
+class RankState(IntEnum):
+    """RankRow.state: how far a rank has come. It only grows."""
+
+    STARTING = 0
+    LOADED = 1
+    RUNNING = 2
+    STOPPED = 3
+    FAILED = 4
+
+
 class FinishReason(IntEnum):
     """Why a request ended; NONE while it goes on."""
 
@@ -99,3 +109,8 @@ _CODES = {"<u8": "Q", "<u4": "I", "<i4": "i", "<f4": "f"}
 def align8(n: int) -> int:
     """The next multiple of 8: where the next part of a record's tail starts."""
     return (n + 7) & ~7
+
+
+def padded(part: bytes) -> bytes:
+    """A part of a tail, with zeros up to where the next one starts."""
+    return part + bytes(-len(part) % 8)

@@ -10,7 +10,7 @@ from glm53d._native import RingReader
 from glm53d.errors import EngineError
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.channels import LeaderEnds
-from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, RecordType
+from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, RecordType, padded
 from glm53d.obs import log as logs
 from glm53d.runner.base import Runner
 from glm53d.sched import results
@@ -173,11 +173,6 @@ class Leader:
             )  # fmt: skip
             start = end
             self.ends.board.write_load(i, self._rows[i : i + 1])
-
-
-def padded(data: bytes) -> bytes:
-    """With zeros up to a multiple of 8, where the next part of a record starts."""
-    return data + bytes(-len(data) % 8)
 
 
 def merge(ours: StepResult, theirs: StepResult) -> StepResult:

@@ -15,7 +15,7 @@ from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
-from glm53d.ipc.records import RANK_ROW
+from glm53d.ipc.records import RANK_ROW, RankState
 from glm53d.obs import log as logs
 from glm53d.runner.base import Loaded, Runner
 from glm53d.sched.scheduler import Limits, Scheduler
@@ -25,7 +25,6 @@ from glm53d.worker.leader import Leader
 log = logs.get_logger(__name__)
 
 SAY_NS = 1_000_000_000
-STARTING, LOADED, RUNNING, STOPPED, FAILED = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Report:
         self._row = np.zeros(1, RANK_ROW)
         self.set(
             pid=os.getpid(), attn_dp_rank=spec.attn_dp_rank, attn_tp_rank=spec.attn_tp_rank, ep_rank=spec.ep_rank,
-            phase=b"imports", state=STARTING,
+            phase=b"imports", state=RankState.STARTING,
         )  # fmt: skip
 
     def set(self, **fields: int | bytes) -> None:
@@ -81,9 +80,9 @@ class Report:
     def loaded(self, loaded: Loaded, max_req_input_len: int, load_ns: int) -> None:
         """The *loaded* report. [R3]"""
         self.set(
-            state=LOADED, percent=100, phase=b"loaded", num_pages=loaded.num_pages, page_size=loaded.page_size,
-            max_req_input_len=max_req_input_len, kv_bytes_per_token=loaded.kv_bytes_per_token,
-            weight_bytes=loaded.weight_bytes, load_ns=load_ns,
+            state=RankState.LOADED, percent=100, phase=b"loaded", load_ns=load_ns, weight_bytes=loaded.weight_bytes,
+            num_pages=loaded.num_pages, page_size=loaded.page_size, kv_bytes_per_token=loaded.kv_bytes_per_token,
+            max_req_input_len=max_req_input_len,
         )  # fmt: skip
 
 
@@ -96,7 +95,7 @@ def rank_main(spec: RankSpec) -> None:
         signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on: it drains, then tells us
     logs.setup(spec.config.log.level, f"rank {spec.rank}")
     if spec.config.world.pin_cpus:
-        os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank % len(spec.config.world.pin_cpus)]})
+        os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank]})
     report = Report(spec, spec.channels.board())
     runner: Runner | None = None
     try:
@@ -111,15 +110,15 @@ def rank_main(spec: RankSpec) -> None:
             lead(spec, report, runner, limits)
         else:
             ends = spec.channels.follower_ends(spec.rank)
-            report.set(state=RUNNING)
+            report.set(state=RankState.RUNNING)
             follower.run(runner, ends, spec.channels.world_id, spin_ns(spec), lambda now: report.set())
-        report.set(state=STOPPED)
+        report.set(state=RankState.STOPPED)
     except PeerGone:
         log.warning("the other end of a channel is gone; this rank ends")
-        report.set(state=STOPPED, last_words=b"the other end of a channel is gone")
+        report.set(state=RankState.STOPPED, last_words=b"the other end of a channel is gone")
     except BaseException as error:  # last words, whatever it was; the traceback goes to the log
         log.error("this rank fails: %s\n%s", error, traceback.format_exc())
-        report.set(state=FAILED, last_words=f"{type(error).__name__}: {error}".encode()[:512])
+        report.set(state=RankState.FAILED, last_words=f"{type(error).__name__}: {error}".encode()[:512])
         raise SystemExit(1) from None
     finally:
         if runner is not None:
@@ -157,7 +156,7 @@ def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None
     ends = spec.channels.leader_ends()
     for rank in range(1, spec.config.parallel.tp_size):
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
-    report.set(state=RUNNING)
+    report.set(state=RankState.RUNNING)
     leader = Leader(
         Scheduler(limits, ByteVocab(spec.token_bytes, spec.special), spec.channels.world_id),
         runner,
@@ -171,7 +170,7 @@ def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None
 def wait_loaded(board: Board, rank: int, limits: Limits, timeout_s: float) -> None:
     """Raises EngineError when a follower does not load in time, or has another pool than ours."""
     deadline = time.monotonic() + timeout_s
-    while (row := board.read_rank(rank))["state"] < LOADED:
+    while (row := board.read_rank(rank))["state"] < RankState.LOADED:
         if time.monotonic() > deadline:
             raise EngineError(f"rank {rank} has not loaded within {timeout_s:g} s")
         time.sleep(0.005)

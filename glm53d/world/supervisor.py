@@ -34,11 +34,12 @@ from glm53d.front.prompt import TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
+from glm53d.ipc.records import RankState
 from glm53d.obs.log import get_logger
 from glm53d.server.app import serve
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
-from glm53d.worker.main import FAILED, LOADED, RankSpec, rank_main
+from glm53d.worker.main import RankSpec, rank_main
 from glm53d.world.checkpoint import Checkpoint, read_checkpoint
 from glm53d.world.plan import layout
 
@@ -251,7 +252,7 @@ class Ranks:
                 if fd in by_fd:
                     poll.unregister(fd)
                     self._died(by_fd[fd], board)
-            if loading and (board.ranks()["state"] >= LOADED).all():
+            if loading and (board.ranks()["state"] >= RankState.LOADED).all():
                 loading = False
                 shutil.rmtree(rendezvous)  # all have met; if we are killed from here on, nothing of it is left
                 self._tell(Event.LOADED, "")
@@ -264,7 +265,7 @@ class Ranks:
         rank.process.join()
         self._channels.mark_gone(rank.number)
         code, row = rank.process.exitcode, board.read_rank(rank.number)
-        if row["state"] == FAILED:
+        if row["state"] == RankState.FAILED:
             why = row["last_words"].decode(errors="replace")
         elif code is not None and code < 0:
             why = f"killed by {signal.Signals(-code).name}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from glm53d._native import ByteVocab, page_hashes
 from glm53d.ipc.batch import Batch, StepResult
-from glm53d.ipc.records import GENERATE, OUTPUT, ROW_FEED, ROW_SAMPLE, FinishReason, align8
+from glm53d.ipc.records import GENERATE, OUTPUT, ROW_FEED, ROW_SAMPLE, FinishReason, padded
 from glm53d.sched import policy, results
 from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import Limits, Scheduler
@@ -45,7 +45,7 @@ def generate_record(
         head[name] = value
     parts = [head.tobytes()]
     for array in (ids, out, hashes, np.array(stop_ids, np.int32), np.frombuffer(strings, np.uint8)):
-        parts.append(array.tobytes() + bytes(align8(array.nbytes) - array.nbytes))
+        parts.append(padded(array.tobytes()))
     return b"".join(parts)
 
 

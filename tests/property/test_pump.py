@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glm53d import _native
 from glm53d.errors import AbiMismatch, IpcError
-from glm53d.ipc.records import OUTPUT, FinishReason, RecordType, align8
+from glm53d.ipc.records import OUTPUT, FinishReason, RecordType, padded
 from glm53d.ipc.segment import Segment
 
 WORLD, SLOTS = 7, 16
@@ -97,8 +97,7 @@ class Rig:
         row["token_offset"] = self.offsets[handle] if offset is None else offset
         row["error_bytes"] = len(error)
         self.offsets[handle] = self.offsets.get(handle, 0) + len(ids)
-        tail = np.array(ids, np.int32).tobytes()
-        record = head.tobytes() + tail + bytes(align8(len(tail)) - len(tail)) + error
+        record = head.tobytes() + padded(np.array(ids, np.int32).tobytes()) + error
         assert self.writer.try_write(RecordType.OUTPUT, [record])
         return record
 
