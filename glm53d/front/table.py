@@ -67,11 +67,6 @@ class Table:
         self._entries[index] = entry
         return entry
 
-    def get(self, handle: int) -> Entry | None:
-        """The request of this handle, None when it is gone."""
-        entry = self._entries[handle & 0xFFFFFFFF]
-        return entry if entry is not None and entry.handle == handle else None
-
     def release(self, entry: Entry) -> None:
         """The request is over; its handle will not come again for 2**32 uses of the slot."""
         entry.become(EntryState.DONE)

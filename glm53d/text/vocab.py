@@ -7,9 +7,6 @@ import msgspec
 
 from glm53d.errors import CheckpointError
 
-END_OF_TURN = ("<|endoftext|>", "<|user|>", "<|observation|>")
-"""Tokens by which the model ends its turn."""
-
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
@@ -50,11 +47,6 @@ class Vocab:
     def think_end(self) -> int:
         """The id that ends the model's reasoning."""
         return self.control_id("</think>")
-
-    @property
-    def end_of_turn(self) -> tuple[int, ...]:
-        """The ids by which the model ends its turn."""
-        return tuple(map(self.control_id, END_OF_TURN))
 
     def control_id(self, spelling: str) -> int:
         """The id of an added token, as "<think>". Raises CheckpointError when the tokenizer has none so spelled."""

@@ -46,7 +46,7 @@ def test_nano_has_the_shape_of_the_official_tokenizer(nano):
     in_order = "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|>"
     assert list(nano.added)[:10] == in_order.split()
     assert nano.think_end == nano.added["</think>"] == 2022
-    assert nano.end_of_turn == (2000, 2007, 2009)
+    assert tuple(map(nano.control_id, ("<|endoftext|>", "<|user|>", "<|observation|>"))) == (2000, 2007, 2009)
 
 
 def test_ids_may_have_gaps_and_a_gap_has_no_bytes(tmp_path):
