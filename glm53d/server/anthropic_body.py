@@ -106,7 +106,7 @@ class MessagesBody(RequestFields, kw_only=True):
 
 def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
     """The tools that the request offers, and the kinds of those that are left out, since they are no functions."""
-    functions: list[dict[str, Json]] = []
+    tools: list[dict[str, Json]] = []
     others: list[str] = []
     for i, tool in enumerate(req.tools or ()):
         if tool.get("type", "custom") not in (None, "custom"):
@@ -114,12 +114,13 @@ def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
             continue
         check_function(tool, f"tools[{i}]", parameters="input_schema")
         said = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get("input_schema")}
-        functions.append({key: value for key, value in said.items() if value is not None})
+        function = {key: value for key, value in said.items() if value is not None}
+        tools.append({"type": "function", "function": function})
     choice = req.tool_choice or ToolChoice("auto")
     if choice.type in ("any", "tool"):
         raise InvalidRequest("`tool_choice.type` other than none and auto is not supported.", "tool_choice.type")
     max_calls = 1 if choice.disable_parallel_tool_use else None
-    return offer(functions, is_off=choice.type == "none", max_calls=max_calls), others
+    return offer(tools, is_off=choice.type == "none", max_calls=max_calls), others
 
 
 def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:

@@ -71,13 +71,12 @@ class Offered:
         return ToolParser(added, self.functions, self.max_calls)
 
 
-def offer(functions: list[dict[str, Json]], *, is_off: bool, max_calls: int | None) -> Offered:
-    """What a request offers with these functions, which were checked; is_off: the model is not to call them."""
-    if not functions:
+def offer(tools: list[dict[str, Json]], *, is_off: bool, max_calls: int | None) -> Offered:
+    """What a request offers with these, which were checked; is_off: the model is not to call them."""
+    if not tools:
         return Offered(None, None, None)
     if is_off:
         return Offered(None, {}, max_calls)
-    tools: list[dict[str, Json]] = [{"type": "function", "function": function} for function in functions]
     return Offered(tools, functions_of(tools), max_calls)
 
 

@@ -161,7 +161,7 @@ class _Choice:
         added, has_parsers = service.engine.vocab.added, service.config.template.parsers != "none"
         self._request = request
         self._tools = tools
-        self._parser = tools.parser(added)
+        self._parser = tools.offered.parser(added)
         self.chunks = chunks
         behind = b'"},"finish_reason":null'
         self.job = replace(
@@ -216,7 +216,7 @@ def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     clear = (req.clear_thinking, thinking.clear_thinking, _option(options, "clear_thinking", bool))
     return Conversation(
         messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
-        tools=tools.in_prompt,
+        tools=tools.offered.in_prompt,
         reasoning_effort=_effort(req, options),
         clear_thinking=next((choice for choice in clear if choice is not None), False),
         template_kwargs=options,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from glm53d.chat.conversation import Json
 from glm53d.chat.events import Answer, Event, Text, ToolCallArguments, ToolCallStart
-from glm53d.chat.tools import ToolParser, functions_of
+from glm53d.chat.tools import ToolParser
 from glm53d.errors import InvalidRequest
-from glm53d.server.common import Offered, check_function, is_off
+from glm53d.server.common import Offered, check_function, is_off, offer
 from glm53d.server.openai_common import OpenAiFields
 
 
@@ -25,10 +25,11 @@ class ToolFields(OpenAiFields, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools(Offered):
+class Tools:
     """What a chat says of tools."""
 
-    is_legacy: bool
+    offered: Offered
+    is_legacy: bool  # under their older names
 
     def finish_reason(self, parser: ToolParser) -> str:
         """The reason of a turn that the model itself has ended."""
@@ -72,11 +73,7 @@ def to_tools(fields: ToolFields) -> Tools:
     for i, tool in enumerate(tools):
         _check(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy)
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
-    if not tools:
-        return Tools(None, None, None, is_legacy=False)
-    if any(choices):
-        return Tools(None, {}, max_calls, is_legacy)
-    return Tools(tools, functions_of(tools), max_calls, is_legacy)
+    return Tools(offer(tools, is_off=any(choices), max_calls=max_calls), is_legacy)
 
 
 def _check(tool: dict[str, Json], at: str, is_legacy: bool) -> None:

@@ -119,7 +119,7 @@ class ResponsesBody(RequestFields, kw_only=True):
 
 def to_tools(req: ResponsesBody) -> tuple[Offered, list[str]]:
     """The tools that the request offers, and the kinds of those that are left out, since they are no functions."""
-    functions: list[dict[str, Json]] = []
+    tools: list[dict[str, Json]] = []
     others: list[str] = []
     for i, tool in enumerate(req.tools or ()):
         if tool.get("type") != "function":
@@ -127,9 +127,10 @@ def to_tools(req: ResponsesBody) -> tuple[Offered, list[str]]:
             continue
         check_function(tool, f"tools[{i}]")
         shown = ("name", "description", "parameters")
-        functions.append({key: tool[key] for key in shown if tool.get(key) is not None})
+        function = {key: tool[key] for key in shown if tool.get(key) is not None}
+        tools.append({"type": "function", "function": function})
     max_calls = 1 if req.parallel_tool_calls is False else None
-    return offer(functions, is_off=is_off(req.tool_choice, "tool_choice"), max_calls=max_calls), others
+    return offer(tools, is_off=is_off(req.tool_choice, "tool_choice"), max_calls=max_calls), others
 
 
 def to_conversation(req: ResponsesBody, tools: Offered) -> Conversation:
