@@ -324,6 +324,14 @@ class Pump:
     def corrupt(self) -> bool:
         """writer_gone, because what lies in the ring cannot be read."""
 
+def ready_rows(slots: NDArray, seq_len: NDArray, prefix_len: NDArray, end_len: NDArray, num_pages: NDArray, needs_value: NDArray, page_size: int, headroom: int, one_token: bool) -> tuple[NDArray, NDArray, NDArray]:
+    """
+    Of decoding slots, int32 each: (prefix_len of all, indices that sit out the next step, indices that lack pages). [R34]
+
+    A slot whose last token is still being sampled sits out if it needs_value, if that is its last (end_len), and
+    always without one_token, that is where a step may give several.
+    """
+
 def cut(slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], max_output: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ignore_eos: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], is_eos: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None, 2))]:
     """
     Where each row's block of tokens ends: int32 [n, 2] of (count, verdict). [R38]

@@ -55,6 +55,7 @@ class ControlOp(IntEnum):
     PAUSE = 3  # arg 1: retract what runs. value: requests that wait or stand still
     CONTINUE = 4  # value: the same
     LOG_LEVEL = 5  # arg: a number of the logging module; for followers too
+    COLLECT = 6  # to followers only: give the oldest step's result, no other step comes before it
 
 
 class RankState(IntEnum):

@@ -26,6 +26,7 @@ _GROWING = frozenset(
         "aborted",
         "retracted",
         "expired",
+        "dropped",
         "stale_records",
         "books_checked",
     )

@@ -5,6 +5,7 @@ one does not have.
 """
 
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ class SimRunner:
         self._script = np.empty(0, np.int32)
         self._seed = np.zeros(max_slots, np.uint64)
         self._prompt_len = np.zeros(max_slots, np.int64)
-        self._running: tuple[Batch, np.ndarray, np.ndarray, int, int] | None = None
+        self._launched: deque[StepResult] = deque()  # in order; end_ns is when each will be over
+        self._end_ns = 0  # of the last one
 
     def load(self, progress: Progress) -> Loaded:
         """Reads the script."""
@@ -49,9 +51,8 @@ class SimRunner:
         return Loaded(self._sim.num_pages, self._page_size, self._sim.max_context_len, 0, 0)
 
     def launch(self, batch: Batch) -> None:
-        """Note when the step will be over, and what it samples."""
-        assert self._running is None
-        start = time.monotonic_ns()
+        """Note when the step will be over, and what it samples. It begins when the one before is over."""
+        start = max(time.monotonic_ns(), self._end_ns)
         for init in batch.inits:
             self._seed[init["slot"]] = init["seed"]
             self._prompt_len[init["slot"]] = init["num_prompt_ids"]
@@ -66,7 +67,8 @@ class SimRunner:
         counts = sampled.astype(np.int32)
         ids = np.full((batch.num_rows, 1), -1, np.int32)
         ids[sampled, 0] = self._next_ids(slot, position)
-        self._running = (batch, counts, ids, start, start + int(us * 1e3))
+        self._end_ns = start + int(us * 1e3)
+        self._launched.append(StepResult(batch.step, counts, ids, start, self._end_ns))
 
     def _next_ids(self, slot: np.ndarray, position: np.ndarray) -> np.ndarray:
         if len(self._script):
@@ -79,13 +81,11 @@ class SimRunner:
         return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._num_base_ids)).astype(np.int32)
 
     def collect(self) -> StepResult:
-        """Sleep until the step is over."""
-        assert self._running is not None
-        batch, counts, ids, start, end = self._running
-        self._running = None
-        if (left := end - time.monotonic_ns()) > 0:
+        """Sleep until the oldest step is over."""
+        result = self._launched.popleft()
+        if (left := result.end_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
-        return StepResult(batch.step, counts, ids, start, time.monotonic_ns())
+        return result
 
     def close(self) -> None:
         """Nothing is held."""

@@ -14,8 +14,8 @@ class ReqState(IntEnum):
     """Where a request stands. Legal changes are in NEXT."""
 
     WAITING = 0  # in the queue: new or retracted; holds no page
-    PREFILL = 1  # has a slot and pages, its prompt is not computed to the end
-    DECODE = 2  # one token per step
+    PREFILL = 1  # has a slot and pages, its last prompt token is in no step yet
+    DECODE = 2  # in every step
     DONE = 3  # nothing of it is left
 
 
@@ -107,14 +107,19 @@ class Req:
 class Slots:
     """What changes every step of the requests that run, by slot. Owned by one Scheduler.
 
-    For a running slot: 0 <= prefix_len < seq_len, KV exists for the first prefix_len tokens, and pages are there for
-    the tokens of the next step. sent <= num_output: ids in between wait for the throttle.
+    For a running slot: KV exists for the first computed_len tokens, and launched steps write it up to prefix_len; equal
+    while none is in flight, and then below seq_len. sent <= num_output: ids in between wait for the throttle.
+
+    A slot is reused only when no launched step has a row of it: a request that ends before leaves it `gone`. [R34]
     """
 
     def __init__(self, max_slots: int, page_size: int):
         self.page_size = page_size
         self.seq_len = np.zeros(max_slots, np.int64)  # tokens known: prompt and output
         self.prefix_len = np.zeros(max_slots, np.int64)
+        self.computed_len = np.zeros(max_slots, np.int64)
+        self.end_len = np.zeros(max_slots, np.int64)  # seq_len at which it ends, having put out max_output
+        self.needs_value = np.zeros(max_slots, bool)  # its next step hangs on the value of its last token
         self.num_output = np.zeros(max_slots, np.int64)
         self.max_output = np.zeros(max_slots, np.int64)
         self.ignore_eos = np.zeros(max_slots, bool)
@@ -130,6 +135,12 @@ class Slots:
         self.out_head_bytes = self.out_heads.view(np.uint8).reshape(max_slots, OUTPUT.itemsize)  # the same memory
         self.reqs: list[Req | None] = [None] * max_slots
         self._free = list(range(max_slots - 1, -1, -1))
+        self.gone = np.zeros(max_slots, bool)
+        self._leaving: list[tuple[int, int]] = []  # (last step launched with it, slot) of those gone
+
+    @property
+    def any_gone(self) -> bool:
+        return bool(self._leaving)
 
     @property
     def num_free(self) -> int:
@@ -142,9 +153,10 @@ class Slots:
         self.reqs[slot] = req
         req.slot = slot
         self.seq_len[slot] = len(req.tokens)
-        self.prefix_len[slot] = 0
+        self.prefix_len[slot] = self.computed_len[slot] = 0
         self.num_output[slot] = self.sent[slot] = req.num_output_ids
         self.max_output[slot] = max_output
+        self.end_len[slot] = req.num_prompt_ids + max_output
         self.ignore_eos[slot] = bool(int(head["flags"]) & IGNORE_EOS)
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
         self.has_stop_strings[slot] = len(req.stop_strings) > 0
@@ -155,12 +167,24 @@ class Slots:
         self.out_heads[slot]["admitted_ns"] = req.admitted_ns
         return slot
 
-    def release(self, req: Req) -> None:
-        """Take the slot back; its pages are already gone."""
-        self.reqs[req.slot] = None
+    def release(self, req: Req, last_step: int) -> None:
+        """Take the slot back; its pages are already gone. last_step: the last one launched."""
+        slot = req.slot
+        self.reqs[slot] = None
         self.num_with_stops -= req.has_stops
-        self._free.append(req.slot)
         req.slot = -1
+        if self.prefix_len[slot] > self.computed_len[slot]:
+            self.gone[slot] = True
+            self._leaving.append((last_step, slot))
+        else:
+            self._free.append(slot)
+
+    def collected(self, step: int) -> None:
+        """A step's result is in: slots that only it still named are free."""
+        while self._leaving and self._leaving[0][0] <= step:
+            _, slot = self._leaving.pop(0)
+            self.gone[slot] = False
+            self._free.append(slot)
 
     def add_pages(self, slot: int, pages: np.ndarray) -> None:
         """Append pages to a slot's table."""

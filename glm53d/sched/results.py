@@ -19,7 +19,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     """
     slots = sched.slots
     sched.throttle.now_ns = now_ns
-    slots.prefix_len[batch.row_slot] += batch.row_extend_len
+    sched.in_flight -= 1
     sched.counters.steps += 1
     took_ns, sched.last_result_ns = now_ns - max(result.start_ns, sched.last_result_ns), now_ns
     prompts = (batch.row_flags & ROW_FEED) == 0
@@ -29,9 +29,16 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         num_tokens = batch.num_tokens - (batch.num_rows - num_prompts) * sched.limits.decode_len
         sched.counters.prefill_tokens += num_tokens
         sched.prefill_rate.add(num_tokens, took_ns)
-        _prompts(sched, batch.row_slot[prompts], now_ns)
 
-    slot, ids, counts = batch.row_slot, result.ids, result.counts
+    slot, ids, counts, computed = batch.row_slot, result.ids, result.counts, batch.row_prefix_len + batch.row_extend_len
+    if slots.any_gone:  # rows of requests that ended while the step ran
+        here = ~slots.gone[slot]
+        sched.counters.dropped += int(counts[~here].sum())
+        slot, ids, counts, computed, prompts = slot[here], ids[here], counts[here], computed[here], prompts[here]
+        slots.collected(batch.step)
+    slots.computed_len[slot] = computed
+    if num_prompts:
+        _prompts(sched, slot[prompts], now_ns)
     if not counts.all():
         rows = counts > 0
         slot, ids, counts = slot[rows], ids[rows], counts[rows]
@@ -44,7 +51,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     sched.counters.decode_tokens += num_new
     sched.longest_gap.add(gap_ns, now_ns)
     if sched.limits.num_draft_tokens:
-        slots.prefix_len[slot] = slots.seq_len[slot] - 1  # drafts that were refused or cut off are computed for nothing
+        # Drafts that were refused or cut off are computed for nothing.
+        slots.prefix_len[slot] = slots.computed_len[slot] = slots.seq_len[slot] - 1
         slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
     for i in verdict.nonzero()[0].tolist():
         req = slots.reqs[slot[i]]
@@ -82,10 +90,11 @@ def _prompts(sched: Scheduler, prompt_slots: np.ndarray, now_ns: int) -> None:
         head = slots.out_heads[slot]
         if not head["first_forward_ns"]:
             head["first_forward_ns"] = now_ns
-        if slots.prefix_len[slot] == len(req.tokens):
-            head["prefill_done_ns"] = now_ns
-            sched.prompt_done(req)
         sched.keep_prefix(req)
+        if slots.computed_len[slot] == len(req.tokens):
+            head["prefill_done_ns"] = now_ns
+        if sched.prompt_is_computed(req):
+            sched.release_siblings(req)
 
 
 def _look_closer(

@@ -6,6 +6,11 @@
 
 Integers in, Batch out: no clock (times are passed in), no thread, no torch. Recency is the step number. Each
 attention-DP rank has its own page pool and prefix tree; slots are numbered over the whole node.
+
+Overlap [R34]. With max_in_flight 2, step k+1 is planned before k has a result: a decoding row goes on with the token
+that k will sample, whatever it is. If that ends the request, its row in k+1 was for nothing and its token is dropped.
+Ranks compute steps in the order of their launch, so pages may change hands as soon as their owner ends: what a launched
+step still writes there is written before any later step's owner writes or reads. Slots carry results, so they may not.
 """
 
 import math
@@ -14,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from glm53d._native import ByteVocab, StopTable, TokenLog, page_hashes
+from glm53d._native import ByteVocab, StopTable, TokenLog, page_hashes, ready_rows
 from glm53d.ipc.batch import Batch, Mode
 from glm53d.ipc.records import (
     NO_STOP_TRIM,
@@ -36,6 +41,7 @@ from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.throttle import Throttle
 
+ROW_COLUMNS = ("row_slot", "row_prefix_len", "row_dp_rank", "row_extend_len", "row_flags")
 LATE = "deadline_exceeded: the first token could not come before the request's deadline"
 TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
@@ -61,6 +67,7 @@ class Limits:
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start
     queue_timeout_ns: int = 0  # 0: none
+    max_in_flight: int = 1  # steps launched before the first one's result: 2 overlaps planning with computing [R34]
     num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
     debug: bool = False  # check the books after every step
 
@@ -106,6 +113,7 @@ class Counters:
     finished: int = 0
     aborted: int = 0
     retracted: int = 0
+    dropped: int = 0  # tokens sampled for requests that had ended while their step ran
     expired: int = 0  # waited too long, or could not meet their deadline
     stale: int = 0
     books_checked: int = 0
@@ -127,6 +135,25 @@ class DecodeRows:
         dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
         flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
         return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRows:
+    """Decoding slots that go into the next step, and their columns."""
+
+    slots: np.ndarray
+    prefix_len: np.ndarray
+    columns: DecodeRows
+
+    @classmethod
+    def of(cls, slots: np.ndarray, prefix_len: np.ndarray, columns: DecodeRows, sit_out: np.ndarray) -> "ReadyRows":
+        """All decoding slots but those at the indices sit_out."""
+        if not len(sit_out):
+            return cls(slots, prefix_len, columns)
+        dp_rank, n = np.delete(columns.dp_rank, sit_out), len(slots) - len(sit_out)
+        num_ids = len(columns.input_ids) // len(slots) * n
+        rest = DecodeRows(dp_rank, columns.extend_len[:n], columns.flags[:n], columns.input_ids[:num_ids])
+        return cls(np.delete(slots, sit_out), np.delete(prefix_len, sit_out), rest)
 
 
 class Scheduler:
@@ -151,6 +178,7 @@ class Scheduler:
         self.longest_gap = LongestGap()
         self.last_result_ns = 0  # when the last step's result was applied
         self.step = 0
+        self.in_flight = 0  # steps planned, and so launched, whose result has not been applied
         self.is_paused = False
         self.is_eos = np.zeros(limits.vocab_size, bool)
         self.is_eos[list(limits.eos_ids)] = True
@@ -211,7 +239,7 @@ class Scheduler:
     def pause(self, *, retract: bool) -> int:
         """Plan no further step; requests still come and can be aborted. How many wait or stand still.
 
-        retract: running requests go back to the queue, and their pages to whom needs them.
+        retract: running requests go back to the queue, and their pages to whom needs them; no step may be in flight.
         """
         self.is_paused = True
         if retract:
@@ -239,19 +267,19 @@ class Scheduler:
         order, the last perhaps by a chunk only, then admits waiting ones. So no prompt, however long, delays an ITL by
         more than one step, and a step is as long as max_step_tokens, max_step_area and target_itl_ns together allow.
         """
+        if self.in_flight >= self.limits.max_in_flight:
+            return None
         self._expire(now_ns)
-        if self.is_paused:
+        if self.is_paused or (ready := self._ready()) is None:
             return None
-        self._grow_tables()
-        decode = self.decoding_slots()
         chunks = self._prompt_chunks(now_ns) if self.waiting or any(rank.prefilling for rank in self.ranks) else []
-        if not len(decode) and not chunks:
+        if not len(ready.slots) and not chunks:
             return None
-        if len(self.ranks) > 1 and len(chunks) == 1 and not len(decode):
-            return self._build_alone(*chunks[0])
-        return self._build(decode, chunks)
+        if len(self.ranks) > 1 and len(chunks) == 1 and not any(rank.decoding for rank in self.ranks):
+            return self._build_alone(ready, *chunks[0])
+        return self._build(ready, chunks)
 
-    def _build_alone(self, req: Req, num_tokens: int) -> Batch:
+    def _build_alone(self, ready: ReadyRows, req: Req, num_tokens: int) -> Batch:
         """One prompt and nothing else: all ranks compute it together, with all their budgets, if that is worth it."""
         num_ranks, prefix_len = len(self.ranks), int(self.slots.prefix_len[req.slot])
         limits = self.limits
@@ -261,8 +289,8 @@ class Scheduler:
         )
         together = budget.chunk(prefix_len, len(req.tokens) - prefix_len)
         if together < num_ranks * policy.SPLIT_LEAST:
-            return self._build(self.decoding_slots(), [(req, num_tokens)])
-        batch = self._build(self.decoding_slots(), [(req, together)])
+            return self._build(ready, [(req, num_tokens)])
+        batch = self._build(ready, [(req, together)])
         batch.mode = Mode.CP
         batch.dp_num_tokens = np.full(num_ranks, together // num_ranks, np.int32)
         batch.dp_num_tokens[: together % num_ranks] += 1
@@ -275,23 +303,41 @@ class Scheduler:
             self._decode_rows = DecodeRows.make([len(rank.decoding) for rank in self.ranks], self.limits.decode_len)
         return self._decode_slots
 
-    def _grow_tables(self) -> None:
-        """See that each decoding request has pages for its next step; retract or end some if none is left. [R30]"""
-        slots, size = self.slots, self.limits.page_size
-        decode = self.decoding_slots()
-        need_len = slots.seq_len[decode] + self.limits.headroom
-        for i in np.flatnonzero(need_len > slots.num_pages[decode] * size).tolist():
-            req = slots.reqs[decode[i]]
-            if req is None or req.state is not ReqState.DECODE:
-                continue  # retracted for one before it
-            count = policy.pages_for(int(need_len[i]), size) - int(slots.num_pages[req.slot])
-            if (pages := self._pages_for_running(req, count)) is not None:
-                self._append_pages(req, pages)
+    def _ready(self) -> ReadyRows | None:
+        """The decoding rows of the next step, with pages for what it writes; retracts or ends some if need be. [R30]
+
+        None: pages are short, and the results of steps in flight must come first. They may end a request, and nobody is
+        retracted whose last token is not known yet.
+        """
+        slots, limits = self.slots, self.limits
+        while True:
+            decode = self.decoding_slots()
+            prefix_len, sit_out, need_pages = ready_rows(
+                decode, slots.seq_len, slots.prefix_len, slots.end_len, slots.num_pages, slots.needs_value,
+                limits.page_size, limits.headroom, limits.num_draft_tokens == 0,
+            )  # fmt: skip
+            if not len(need_pages):
+                return ReadyRows.of(decode, prefix_len, self._decode_rows, sit_out)
+            for i in need_pages.tolist():
+                req = slots.reqs[decode[i]]
+                if req is None or req.state is not ReqState.DECODE:
+                    continue  # retracted for one before it
+                need_len = int(prefix_len[i]) + 1 + limits.headroom
+                count = policy.pages_for(need_len, limits.page_size) - int(slots.num_pages[req.slot])
+                if (pages := self._pages_for_running(req, count)) is not None:
+                    self._append_pages(req, pages)
+                elif self.in_flight:
+                    return None
 
     def _pages_for_running(self, req: Req, count: int) -> np.ndarray | None:
-        """Pages for a running request, retracting others until there are; None when it had to go itself."""
+        """Pages for a running request, retracting others until there are.
+
+        None when it had to go itself, or when steps are in flight and retracting would be next.
+        """
         rank = self.ranks[req.dp_rank]
         while (pages := self._allocate(rank, count)) is None:
+            if self.in_flight:
+                return None
             running = [(r, int(self.slots.num_output[r.slot])) for r in self._running(rank)]
             loser = policy.victim(running)
             if loser is None:  # alone and out of pages: the pool is its limit [F-I2]
@@ -341,22 +387,28 @@ class Scheduler:
             for rank in self.ranks
         ]
 
-    def _build(self, decode: np.ndarray, chunks: list[tuple[Req, int]]) -> Batch:
-        """Put decode rows and chunks into one Batch, rows ordered by rank."""
+    def _build(self, ready: ReadyRows, chunks: list[tuple[Req, int]]) -> Batch:
+        """Put decoding rows and chunks into one Batch, rows ordered by rank; from here on it counts as launched."""
         slots = self.slots
         self.step += 1
+        self.in_flight += 1
         batch = Batch(self.step, self.world_id)
-        rows = self._decode_rows
-        batch.row_slot, batch.row_dp_rank = decode, rows.dp_rank
-        batch.row_extend_len, batch.row_flags, batch.input_ids = rows.extend_len, rows.flags, rows.input_ids
+        batch.row_slot, batch.row_prefix_len = ready.slots, ready.prefix_len
+        rows = ready.columns
+        batch.row_dp_rank, batch.row_extend_len, batch.row_flags, batch.input_ids = (
+            rows.dp_rank, rows.extend_len, rows.flags, rows.input_ids,
+        )  # fmt: skip
         if chunks:
             self._add_chunks(batch, chunks)
-        batch.row_prefix_len = slots.prefix_len[batch.row_slot].astype(np.int32)
         if len(self.ranks) > 1:
             num_tokens = np.bincount(batch.row_dp_rank, weights=batch.row_extend_len, minlength=len(self.ranks))
             batch.dp_num_tokens = num_tokens.astype(np.int32)
         else:
             batch.dp_num_tokens = np.array([batch.num_tokens], np.int32)
+        slots.prefix_len[batch.row_slot] += batch.row_extend_len
+        for req, _ in chunks:
+            if slots.prefix_len[req.slot] == len(req.tokens):
+                self._begin_decode(req)
         self._add_changes(batch)
         return batch
 
@@ -366,10 +418,10 @@ class Scheduler:
         for req, num_tokens in chunks:
             start = int(self.slots.prefix_len[req.slot])
             flags = ROW_SAMPLE if start + num_tokens == len(req.tokens) else 0
-            columns.append((req.slot, req.dp_rank, num_tokens, flags))
+            columns.append((req.slot, start, req.dp_rank, num_tokens, flags))
             ids.append(req.tokens[start : start + num_tokens])
         rows = np.array(columns, np.int32)
-        for i, name in enumerate(("row_slot", "row_dp_rank", "row_extend_len", "row_flags")):
+        for i, name in enumerate(ROW_COLUMNS):
             setattr(batch, name, np.concatenate([getattr(batch, name), rows[:, i]]))
         batch.input_ids = np.concatenate(ids)
         if len(self.ranks) > 1:
@@ -377,7 +429,7 @@ class Scheduler:
             ends = np.cumsum(batch.row_extend_len)
             starts = ends - batch.row_extend_len
             batch.input_ids = np.concatenate([batch.input_ids[starts[i] : ends[i]] for i in order])
-            for name in ("row_slot", "row_dp_rank", "row_extend_len", "row_flags"):
+            for name in ROW_COLUMNS:
                 setattr(batch, name, getattr(batch, name)[order])
 
     def _add_changes(self, batch: Batch) -> None:
@@ -455,13 +507,15 @@ class Scheduler:
         req.queue_ns += now_ns - req.waiting_since_ns
         req.admitted_ns = req.admitted_ns or now_ns
         slot = self.slots.take(req, self._max_output(req), now_ns)
-        self.slots.prefix_len[slot] = cached
+        self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
         if req.stop_strings:
             self._watch_stops(req)
         self._inits.append(req)
         self._append_pages(req, np.concatenate([matched, pages]))
         self.ranks[dp_rank].prefilling.append(req)
+        if self.prompt_is_computed(req):  # retracted before, and its pages are still there
+            self.release_siblings(req)
 
     def _watch_stops(self, req: Req) -> None:
         """Look for its stop strings from here on; a retracted or resumed request has said something already. [R53]"""
@@ -489,19 +543,18 @@ class Scheduler:
 
     # ---- leaving -----------------------------------------------------------------------------------------------------
 
-    def prompt_done(self, req: Req) -> None:
-        """A request's last prompt token was computed: from now on it decodes."""
+    def _begin_decode(self, req: Req) -> None:
+        """A request's last prompt token is in a step: from the next one on it decodes."""
         req.become(ReqState.DECODE)
         rank = self.ranks[req.dp_rank]
         rank.prefilling.remove(req)
         rank.decoding.append(req.slot)
         self._decode_slots = None
-        self._release_siblings(req)
 
     def keep_prefix(self, req: Req) -> None:
         """Hand a request's computed full pages to the prefix tree, so that others share them from now on."""
         rank, slot = self.ranks[req.dp_rank], req.slot
-        full = int(self.slots.prefix_len[slot]) // self.limits.page_size
+        full = int(self.slots.computed_len[slot]) // self.limits.page_size
         if full <= req.tree_pages:
             return
         self._hash_up_to(req, full)
@@ -524,7 +577,11 @@ class Scheduler:
         self.counters.finished += 1
 
     def _retract(self, req: Req) -> None:
-        """Send a running request back to the queue with its tokens kept; clients see a pause only. [R22] [R30]"""
+        """Send a running request back to the queue with its tokens kept; clients see a pause only. [R22] [R30]
+
+        No step may be in flight: the token that it would sample belongs to the request.
+        """
+        assert self.slots.computed_len[req.slot] == self.slots.prefix_len[req.slot]
         req.tokens = np.concatenate([req.tokens, self.log.get(req.slot)])
         req.num_output_ids = int(self.slots.num_output[req.slot])
         req.num_accepted = int(self.slots.out_heads[req.slot]["num_accepted"])
@@ -552,17 +609,17 @@ class Scheduler:
         self._runs = [run for run in self._runs if run[0] != slot]
         self.log.clear(slot)
         self.stops.close(slot)
-        self.slots.release(req)
+        self.slots.release(req, self.step)
 
     def _forget(self, req: Req) -> None:
         del self.reqs[req.handle]
-        self._release_siblings(req)
+        self.release_siblings(req)
 
     # ---- the queue ---------------------------------------------------------------------------------------------------
 
     def _enqueue(self, req: Req, now_ns: int) -> None:
         first = self.reqs.get(int(req.head["group"]))  # of several answers, the one that computes the prompt [R20]
-        waits = first is not None and first is not req and first.state in (ReqState.WAITING, ReqState.PREFILL)
+        waits = first is not None and first is not req and not self.prompt_is_computed(first)
         if waits:
             req.uncached = min(req.uncached, self.limits.page_size)  # it will find the rest
         ends = []
@@ -574,7 +631,11 @@ class Scheduler:
         key = policy.queue_key(req, self.limits.ageing_ns)
         self.waiting.push(req, key, expires_ns, behind=first if waits else None)
 
-    def _release_siblings(self, first: Req) -> None:
+    def prompt_is_computed(self, req: Req) -> bool:
+        """Whether its prompt's full pages are there to be shared."""
+        return req.slot >= 0 and int(self.slots.computed_len[req.slot]) >= req.num_prompt_ids
+
+    def release_siblings(self, first: Req) -> None:
         """Its prompt is computed, or it is gone: the other answers to the request may run, where its pages are."""
         for req in self.waiting.release(first):
             if first.dp_rank >= 0:

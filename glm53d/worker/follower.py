@@ -15,12 +15,20 @@ from glm53d.runner.base import Runner
 WAIT_NS = 100_000_000
 
 
-def run(runner: Runner, ends: FollowerEnds, world_id: int, spin_ns: int, beat: Callable[[int], None]) -> None:
+def run(
+    runner: Runner,
+    ends: FollowerEnds,
+    world_id: int,
+    max_in_flight: int,
+    spin_ns: int,
+    beat: Callable[[int], None],
+) -> None:
     """Until the leader says shutdown. Raises PeerGone when it is gone, EngineError on a gap in the steps.
 
+    A step's result is waited for when max_in_flight are launched, or when the leader says that no other comes first.
     beat(now_ns) shows on the board that this rank turns, at least every 100 ms between steps.
     """
-    step = 0
+    step = in_flight = 0
     while True:
         beat(time.monotonic_ns())
         ends.batches.wait(spin_ns, WAIT_NS)
@@ -34,13 +42,18 @@ def run(runner: Runner, ends: FollowerEnds, world_id: int, spin_ns: int, beat: C
             if control["op"] == ControlOp.LOG_LEVEL:
                 set_level(int(control["arg"]))
                 continue
-            raise EngineError(f"unknown control operation {control['op']} in the batch ring")
-        if kind != RecordType.BATCH:
+            if control["op"] != ControlOp.COLLECT:
+                raise EngineError(f"unknown control operation {control['op']} in the batch ring")
+        elif kind == RecordType.BATCH:
+            batch = Batch.decode(data)
+            if batch.step != step + 1 or batch.world_id != world_id:
+                raise EngineError(f"step {batch.step} of world {batch.world_id:#x} after step {step} of {world_id:#x}")
+            step, in_flight = batch.step, in_flight + 1
+            runner.launch(batch)
+            if in_flight < max_in_flight:
+                continue
+        else:
             raise EngineError(f"record of unknown type {kind} in the batch ring")
-        batch = Batch.decode(data)
-        if batch.step != step + 1 or batch.world_id != world_id:
-            raise EngineError(f"step {batch.step} of world {batch.world_id:#x} after step {step} of {world_id:#x}")
-        step = batch.step
-        runner.launch(batch)
+        in_flight -= 1
         if not ends.results.try_write(RecordType.RESULT, [runner.collect().encode(world_id)]):
             raise EngineError("the result ring is full: the leader does not read")

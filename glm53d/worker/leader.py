@@ -1,4 +1,8 @@
-"""Rank 0's loop: inbox -> plan -> run -> results -> outputs -> board. Conducts; everyone it calls returns to it."""
+"""Rank 0's loop: inbox -> plan -> launch, or collect -> results -> outputs -> board. All it calls returns to it.
+
+With overlap the scheduler plans a second step before the first one's result, so a turn launches as long as it gets a
+plan, and collects when it gets none.
+"""
 
 import time
 from collections import deque
@@ -10,7 +14,7 @@ from glm53d._native import RingReader
 from glm53d.errors import EngineError
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.channels import LeaderEnds
-from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, RecordType, padded
+from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, Packer, RecordType, padded
 from glm53d.obs import log as logs
 from glm53d.runner.base import Runner
 from glm53d.sched import results
@@ -19,6 +23,7 @@ from glm53d.sched.scheduler import Scheduler
 log = logs.get_logger(__name__)
 
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
+COLLECT = Packer(CONTROL)(op=ControlOp.COLLECT)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
 BOOKS_EVERY_NS = 1_000_000_000  # the books are checked when idle, but not after each of many short requests
 
@@ -33,6 +38,7 @@ class Leader:
     spin_ns: int
     step_timeout_ns: int
     stopping: bool = False
+    launched: deque[tuple[Batch, int]] = field(default_factory=deque)  # in flight, oldest first, and when launched
     answers: deque[bytes] = field(default_factory=deque)  # control results that wait for room in the output ring
     last_step_ns: int = 0
     _books_at: tuple[int, int] = (-1, -1)  # step and aborts when the books were last checked
@@ -47,12 +53,15 @@ class Leader:
         while not self.stopping:
             self.drain_inbox()
             batch = self.sched.next_batch(time.monotonic_ns())
-            if batch is None:
+            if batch is not None:
+                self.launch(batch)
+                continue
+            if self.launched:
+                self.collect()
+                self.send_outputs()
+            else:
                 self.send_outputs()
                 self.on_idle()
-                continue
-            self.run_step(batch)
-            self.send_outputs()
 
     def drain_inbox(self) -> None:
         """Take every record main has sent."""
@@ -76,6 +85,8 @@ class Leader:
         elif op == ControlOp.FLUSH_CACHE:
             value = self.sched.flush_cache()
         elif op == ControlOp.PAUSE:
+            while arg and self.launched:  # who is retracted takes along what was sampled
+                self.collect()
             value = self.sched.pause(retract=bool(arg))
         elif op == ControlOp.CONTINUE:
             value = self.sched.resume()
@@ -89,24 +100,30 @@ class Leader:
         answer["call_id"], answer["op"], answer["value"] = record["call_id"], op, value
         self.answers.append(answer.tobytes())
 
-    def run_step(self, batch: Batch) -> None:
-        """Publish the step to every rank, run our share, gather what was sampled, and apply it."""
-        start = time.monotonic_ns()
-        self.show_load(step_start_ns=start)
+    def launch(self, batch: Batch) -> None:
+        """Publish the step to every rank and start our share."""
+        self.launched.append((batch, time.monotonic_ns()))
+        self.show_load()
         if self.ends.batches is not None:
             self.publish(RecordType.BATCH, batch.encode())
         self.runner.launch(batch)
+
+    def collect(self) -> None:
+        """Wait for the oldest step launched, gather what was sampled, and apply it."""
+        batch, launched_ns = self.launched.popleft()
+        if self.ends.batches is not None and self.sched.in_flight < self.sched.limits.max_in_flight:
+            self.publish(RecordType.CONTROL, COLLECT)
         result = self.runner.collect()
         for ring in self.ends.results:
             result = merge(result, self.result_of(ring, batch))
         end = time.monotonic_ns()
-        self.last_step_ns = end - start
+        self.last_step_ns = end - max(launched_ns, self.sched.last_result_ns)
         results.apply(self.sched, batch, result, end)
         if self.sched.limits.debug:
             self.sched.check()
 
     def publish(self, kind: RecordType, data: bytes) -> None:
-        """Put a record before every follower; each is at most one step behind."""
+        """Put a record before every follower; each is at most max_in_flight steps behind."""
         assert self.ends.batches is not None
         if not self.ends.batches.try_write(kind, [data]):
             raise EngineError("the batch ring is full: a follower does not read")
@@ -154,9 +171,10 @@ class Leader:
         self.show_load()
         self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
 
-    def show_load(self, step_start_ns: int = 0) -> None:
-        """Write each attention-DP rank's row on the board: once a step as it begins, and when idle (0). [R8]"""
+    def show_load(self) -> None:
+        """Write each attention-DP rank's row on the board: once a step as it begins, and when idle. [R8]"""
         sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
+        step_start_ns = self.launched[0][1] if self.launched else 0
         decode, longest_gap_ns = sched.decoding_slots(), sched.longest_gap.longest_ns(now)
         for i, rank in enumerate(sched.ranks):
             free, tree = rank.pool.num_free, rank.tree
@@ -168,7 +186,7 @@ class Leader:
                 sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
-                c.retracted, c.stale, c.books_checked, c.expired,
+                c.retracted, c.stale, c.books_checked, c.expired, c.dropped,
                 sched.prefill_rate.per_second, longest_gap_ns,
             )  # fmt: skip
             start = end

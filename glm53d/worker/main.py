@@ -111,7 +111,9 @@ def rank_main(spec: RankSpec) -> None:
         else:
             ends = spec.channels.follower_ends(spec.rank)
             report.set(state=RankState.RUNNING)
-            follower.run(runner, ends, spec.channels.world_id, spin_ns(spec), lambda now: report.set())
+            follower.run(
+                runner, ends, spec.channels.world_id, limits.max_in_flight, spin_ns(spec), lambda now: report.set()
+            )
         report.set(state=RankState.STOPPED)
     except PeerGone:
         log.warning("the other end of a channel is gone; this rank ends")
@@ -140,6 +142,9 @@ def make_runner(spec: RankSpec) -> Runner:
 def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
     """What this rank's pool and the configuration allow."""
     config = spec.config
+    # On the CPU a launch returns when the step is over, and how far drafts got is known only then.
+    overlaps = config.engine.kind == "sim" or config.engine.device == "cuda"
+    max_in_flight = 2 if config.scheduler.overlap and overlaps and not config.speculation.num_draft_tokens else 1
     return Limits(
         attn_dp_size=config.parallel.attn_dp_size, num_pages=loaded.num_pages, page_size=loaded.page_size,
         max_context_len=min(loaded.max_context_len, config.model.max_context_len or loaded.max_context_len),
@@ -147,7 +152,8 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         max_step_area=config.scheduler.max_step_area, target_itl_ns=int(config.scheduler.target_itl_ms * 1e6),
         ageing_ns=int(config.scheduler.ageing_s * 1e9), queue_timeout_ns=int(config.scheduler.queue_timeout_s * 1e9),
         eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, hash_key=spec.hash_key,
-        num_draft_tokens=config.speculation.num_draft_tokens, debug=config.scheduler.debug_checks,
+        max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
+        debug=config.scheduler.debug_checks,
     )  # fmt: skip
 
 

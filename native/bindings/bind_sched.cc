@@ -32,6 +32,17 @@ void check_slots(const Array1<int32_t>& slots, const Arrays&... arrays) {
     if (slot < 0 || ((static_cast<size_t>(slot) >= arrays.size()) || ...)) throw nb::index_error("a slot is out of range");
 }
 
+nb::tuple ready_rows(const Array1<int32_t>& slots, const Array1<int64_t>& seq_len, const Array1<int64_t>& prefix_len,
+                     const Array1<int64_t>& end_len, const Array1<int64_t>& num_pages, const Array1<bool>& needs_value,
+                     int64_t page_size, int64_t headroom, bool one_token) {
+  check_slots(slots, seq_len, prefix_len, end_len, num_pages, needs_value);
+  auto rows = glm53d::ready_rows({view(seq_len), view(prefix_len), view(end_len), view(num_pages), view(needs_value),
+                                  page_size, headroom, one_token},
+                                 view(slots));
+  return nb::make_tuple(to_numpy<int32_t>(std::move(rows.prefix_len)), to_numpy<int32_t>(std::move(rows.sit_out)),
+                        to_numpy<int32_t>(std::move(rows.need_pages)));
+}
+
 auto cut(const Array1<int32_t>& slots, const Array2<int32_t>& ids, const Array1<int32_t>& counts,
          const Array1<int64_t>& num_output, const Array1<int64_t>& max_output, const Array1<bool>& ignore_eos,
          const Array1<bool>& is_eos) {
@@ -126,6 +137,14 @@ auto feed_stops(StopTable& table, const Array1<int32_t>& slots, const Array1<int
 }  // namespace
 
 void bind_sched(nb::module_& m) {
+  m.def("ready_rows", &ready_rows, nb::arg("slots").noconvert(), nb::arg("seq_len").noconvert(),
+        nb::arg("prefix_len").noconvert(), nb::arg("end_len").noconvert(), nb::arg("num_pages").noconvert(),
+        nb::arg("needs_value").noconvert(), nb::arg("page_size"), nb::arg("headroom"), nb::arg("one_token"),
+        nb::sig("def ready_rows(slots: NDArray, seq_len: NDArray, prefix_len: NDArray, end_len: NDArray, num_pages: NDArray, "
+                "needs_value: NDArray, page_size: int, headroom: int, one_token: bool) -> tuple[NDArray, NDArray, NDArray]"),
+        "Of decoding slots, int32 each: (prefix_len of all, indices that sit out the next step, indices that lack pages). [R34]\n\n"
+        "A slot whose last token is still being sampled sits out if it needs_value, if that is its last (end_len), and\n"
+        "always without one_token, that is where a step may give several.");
   m.def("cut", &cut, nb::arg("slots").noconvert(), nb::arg("ids").noconvert(), nb::arg("counts").noconvert(),
         nb::arg("num_output").noconvert(), nb::arg("max_output").noconvert(), nb::arg("ignore_eos").noconvert(),
         nb::arg("is_eos").noconvert(),

@@ -19,6 +19,7 @@ from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import Limits, Scheduler
 
 KEY = bytes(range(16))
+WRONG = -7  # a draft that is refused
 
 
 def generate_record(
@@ -81,6 +82,8 @@ class SchedWorld:
         self.vocab, self.eos_chance = vocab, eos_chance
         self.now = 1
         self.step_ns = step_ns
+        self.launched: deque[tuple[Batch, StepResult, int]] = deque()  # and when its result is there
+        self.free_at = 0  # when the last step launched is over
         self.prompts: dict[int, list[int]] = {}
         self._prompt_ids: dict[int, np.ndarray] = {}
         self.sampled: dict[int, list[int]] = {}
@@ -106,7 +109,11 @@ class SchedWorld:
         self.sched.receive(record, self.now)
 
     def step(self) -> Batch | None:
-        """Plan, compute, apply, send; books in balance after it."""
+        """Plan and launch a step; collect the oldest when no more may be in flight, or none was planned; send.
+
+        Books are in balance after it. Ranks compute a step when it is launched, before any later one; its result comes
+        when it is collected, and requests may have been aborted, expired or ended in between.
+        """
         waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
         batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
         admitted = [self.key(req) for req in waiting if req.slot >= 0]
@@ -116,16 +123,32 @@ class SchedWorld:
             assert max(admitted) < min(left, default=(1 << 62, 0)), "one was admitted before one that goes first"
         if batch is not None:
             result = self.compute(batch)
-            self.now += self.step_ns(batch)
-            results.apply(self.sched, batch, result, self.now)
+            self.free_at = max(self.now, self.free_at) + self.step_ns(batch)
+            self.launched.append((batch, result, self.free_at))
+        if self.launched and (batch is None or len(self.launched) == self.limits.max_in_flight):
+            self.collect()
+        elif batch is None:
+            self.now += 1
         self.deliver()
         self.sched.check()
         return batch
 
+    def collect(self) -> None:
+        """The oldest step in flight is over."""
+        batch, result, end_ns = self.launched.popleft()
+        self.now = max(self.now, end_ns)
+        results.apply(self.sched, batch, result, self.now)
+
+    def pause(self, *, retract: bool) -> None:
+        """As the leader does it."""
+        while retract and self.launched:
+            self.collect()
+        self.sched.pause(retract=retract)
+
     def waits_for_another(self, req: Req) -> bool:
         """One of several answers whose prompt the first one has yet to compute. [R20]"""
         first = self.sched.reqs.get(int(req.head["group"]), req)
-        return first is not req and first.state in (ReqState.WAITING, ReqState.PREFILL)
+        return first is not req and not self.sched.prompt_is_computed(first)
 
     def key(self, req: Req) -> tuple[int, int]:
         """Its place in the queue."""
@@ -137,28 +160,32 @@ class SchedWorld:
         for slot, start, count in zip(batch.run_slot, batch.run_start, batch.run_count, strict=True):
             self.table[slot, start : start + count] = batch.pages[at : at + count]
             at += count
-        counts, ids = np.zeros(batch.num_rows, np.int32), np.full((batch.num_rows, 1), -1, np.int32)
+        counts = np.zeros(batch.num_rows, np.int32)
+        ids = np.full((batch.num_rows, self.limits.decode_len), -1, np.int32)
         assert (np.diff(batch.row_dp_rank) >= 0).all() and batch.dp_num_tokens.max() <= self.limits.max_step_tokens
         area = np.bincount(batch.row_dp_rank, prompt_area(batch))
         assert area.max() <= max(self.limits.max_step_area, self.limits.max_context_len)
-        at, start_ns = 0, self.now
+        at, start_ns = 0, max(self.now, self.free_at)
         for i, slot in enumerate(batch.row_slot):
             prefix, extend, dp = int(batch.row_prefix_len[i]), int(batch.row_extend_len[i]), int(batch.row_dp_rank[i])
             tokens = batch.input_ids[at : at + extend]
             at += extend
             handle = self.sched.slots.reqs[slot].handle
             sequence, kv = self._sequence(handle), self.pages[dp].reshape(-1)
-            if batch.row_flags[i] & ROW_FEED:
-                tokens = sequence[-1:]
-            end = prefix + extend
-            assert np.array_equal(tokens, sequence[prefix:end]), f"slot {slot} computes ids that are not its own"
+            end, new = prefix + extend, [self.sample()]
+            if batch.row_flags[i] & ROW_FEED:  # the last id and drafts, of which the first few are right
+                new += [self.sample() for _ in range(self.rng.randrange(extend))]
+                tokens = np.array([sequence[-1], *new[:-1], *[WRONG] * (extend - len(new))])
+                assert prefix == len(sequence) - 1, f"slot {slot} decodes in the wrong place"
+            else:
+                assert np.array_equal(tokens, sequence[prefix:end]), f"slot {slot} computes ids that are not its own"
             places = self.table[slot, np.arange(end) // page] * page + np.arange(end) % page
             assert np.array_equal(kv[places[:prefix]], sequence[:prefix]), f"slot {slot} reads KV that is not its own"
             kv[places[prefix:]] = tokens
             if batch.row_flags[i] & ROW_SAMPLE:
-                assert end == len(sequence), f"slot {slot} samples in the middle"
-                counts[i], ids[i, 0] = 1, self.sample()
-                self.sampled[handle].append(int(ids[i, 0]))
+                assert end >= len(sequence), f"slot {slot} samples in the middle"
+                counts[i], ids[i, : len(new)] = len(new), new
+                self.sampled[handle] += new
         return StepResult(batch.step, counts, ids, start_ns)
 
     def _sequence(self, handle: int) -> np.ndarray:
@@ -207,4 +234,11 @@ class SchedWorld:
         """Nothing waits, runs, or is held."""
         free = all(r.pool.num_free + r.tree.num_pages == self.limits.num_pages for r in self.sched.ranks)
         locked = any(r.tree.num_pages != r.tree.evictable_pages for r in self.sched.ranks)
-        return not self.sched.reqs and not self.sched.num_running and not self.sched.num_waiting and free and not locked
+        return (
+            not self.sched.reqs
+            and not self.launched
+            and not self.sched.num_running
+            and not self.sched.num_waiting
+            and free
+            and not locked
+        )

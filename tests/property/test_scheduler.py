@@ -27,7 +27,10 @@ def drive(seed: int, steps: int) -> SchedWorld:
         num_pages=rng.choice([12, 30, 60]),
         max_running=rng.choice([2, 6, 12]),
         ageing_ns=rng.choice([0, 20, 1000]),
+        num_draft_tokens=rng.choice([0, 0, 2]),
+        max_in_flight=rng.choice([1, 2]),
     )
+    needs_value = rng.choice([0.0, 0.1])
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
     handle = 0
     for _ in range(steps):
@@ -46,17 +49,19 @@ def drive(seed: int, steps: int) -> SchedWorld:
         if rng.random() < 0.02:
             world.sched.flush_cache()
         if rng.random() < 0.02:
-            world.sched.pause(retract=rng.random() < 0.5)
+            world.pause(retract=rng.random() < 0.5)
         elif world.sched.is_paused and rng.random() < 0.3:
             world.sched.resume()
         if rng.random() < 0.05 and world.sched.reqs:
             world.sched.abort(rng.choice(list(world.sched.reqs)))
+        if rng.random() < needs_value:
+            world.sched.slots.needs_value[:] = [rng.random() < 0.3 for _ in world.sched.slots.needs_value]
         if rng.random() < 0.05:
             world.ring_room = rng.choice([None, 0, 1, 5])
         world.step()
     world.sched.resume()
     world.ring_room = None
-    while world.sched.reqs or world.sched.throttle.take_last():
+    while world.sched.reqs or world.launched or world.sched.throttle.take_last():
         world.step()
     return world
 
@@ -76,6 +81,7 @@ def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
     counters = [drive(seed, 600).sched.counters for seed in range(8)]
     assert sum(c.retracted for c in counters) > 10
     assert sum(c.expired for c in counters) > 10
+    assert sum(c.dropped for c in counters) > 10
     assert sum(c.aborted for c in counters) > 10
     assert sum(c.cached_tokens for c in counters) > 1000
 

@@ -360,7 +360,7 @@ def test_limits_and_pages_leave_room_for_drafts():
         batch = sched.next_batch(1)
         assert batch.row_extend_len.tolist() == [3] and batch.input_ids.tolist() == [-1, -1, -1]
         assert sched.slots.num_pages[0] * 4 >= sched.slots.seq_len[0] + 4
-        before = int(sched.slots.prefix_len[0])
+        before = int(batch.row_prefix_len[0])
         ids = np.array([[7, 8, 9]], np.int32)
         results.apply(sched, batch, StepResult(batch.step, np.array([count], np.int32), ids), 1)
         assert int(sched.slots.prefix_len[0]) == before + count == int(sched.slots.seq_len[0]) - 1

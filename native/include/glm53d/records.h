@@ -32,6 +32,7 @@ enum class ControlOp : uint32_t {
   kPause = 3,     // arg 1: retract what runs
   kContinue = 4,
   kLogLevel = 5,  // arg: a number of Python's logging
+  kCollect = 6,   // batch ring only: give the oldest step's result, no other step comes before it
 };
 
 enum class FinishReason : uint32_t {
@@ -193,6 +194,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, stale_records)                                             \
   F(uint64_t, books_checked)   /* times the books were found in order */ \
   F(uint64_t, expired)         /* waited too long, or too late for their deadline */ \
+  F(uint64_t, dropped)         /* tokens sampled for requests that had ended */ \
   F(uint64_t, prefill_rate)    /* prompt tokens per second the node computes */ \
   F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */
 
@@ -226,7 +228,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 176)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 184)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;

@@ -1,4 +1,5 @@
-// What happens to every running slot in every step, in one pass each: where a block of tokens ends, and what leaves now.
+// What happens to every running slot in every step, in one pass each: whether it runs, where a block of tokens ends, what
+// leaves now.
 // The rules are the scheduler's (glm53d/sched/results.py, throttle.py); here they only run over arrays. [R33] [R37] [R38]
 #pragma once
 #include <cstdint>
@@ -33,6 +34,37 @@ inline Cut cut_block(const CutRules& rules, int32_t slot, std::span<const int32_
       if (static_cast<size_t>(ids[i]) < rules.is_eos.size() && rules.is_eos[ids[i]]) return {i + 1, Verdict::kEndOfTurn};
   }
   return {count, count >= room ? Verdict::kFull : Verdict::kGoesOn};
+}
+
+// What the next step may do with each decoding slot. [R34]
+struct ReadyRows {
+  std::vector<int32_t> prefix_len;  // of each slot, in order
+  std::vector<int32_t> sit_out;     // indices of slots that stay out of the step
+  std::vector<int32_t> need_pages;  // indices of slots that go into it and lack pages for what it may write
+};
+
+// By slot, but for the last three.
+struct ReadyRules {
+  std::span<const int64_t> seq_len, prefix_len, end_len, num_pages;
+  std::span<const bool> needs_value;
+  int64_t page_size, headroom;
+  bool one_token;  // a step gives a row exactly one token, so its length is known before its result
+};
+
+// A slot whose last token is still being sampled goes on if nothing hangs on which token that is, and it is not its last.
+inline ReadyRows ready_rows(const ReadyRules& rules, std::span<const int32_t> slots) {
+  ReadyRows rows;
+  rows.prefix_len.reserve(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int32_t slot = slots[i];
+    const int64_t prefix = rules.prefix_len[slot];
+    rows.prefix_len.push_back(static_cast<int32_t>(prefix));
+    if (prefix >= rules.seq_len[slot] && (!rules.one_token || rules.needs_value[slot] || prefix + 1 >= rules.end_len[slot]))
+      rows.sit_out.push_back(static_cast<int32_t>(i));
+    else if (prefix + 1 + rules.headroom > rules.num_pages[slot] * rules.page_size)
+      rows.need_pages.push_back(static_cast<int32_t>(i));
+  }
+  return rows;
 }
 
 // Output records of those slots whose unsent ids should leave now.
