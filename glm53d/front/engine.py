@@ -299,32 +299,23 @@ class Engine:
         self._end(entry, finish=finish)
 
     def _end(self, entry: Entry, *, finish: Finish | None = None, error: Exception | None = None) -> None:
-        """The one way out of the table for a request that has a stream."""
+        """The one way out of the table, once for each request."""
         if finish is None and entry.state is EntryState.SENT and self._health.state is not State.UNHEALTHY:
             self._send_abort(entry)
-        self._forget(entry)
-        if finish is not None:
-            entry.finish.set_result(finish)
-        elif not entry.finish.done():
-            entry.finish.set_exception(error or EngineError("The request was aborted."))
-            entry.finish.exception()  # a dialect that has gone does not ask
-
-    def _forget(self, entry: Entry) -> None:
-        if entry.state is EntryState.DONE:
-            return
         if self._streams.pop(entry.handle, None) is not None:
             self.pump.close(entry.handle)
         self.table.release(entry)
+        if finish is not None:
+            entry.finish.set_result(finish)
+        else:
+            entry.finish.set_exception(error or EngineError("The request was aborted."))
+            entry.finish.exception()  # a dialect that has gone does not ask
 
     # ---- text alone --------------------------------------------------------------------------------------------------
 
     async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
         """The ids that a request with this chat, or this raw text, has. Raises InvalidRequest, Overloaded."""
         return await self._text_pool.run(self._text.encode, prompt)
-
-    async def count_tokens(self, conversation: Conversation) -> int:
-        """`prompt_tokens` of a request with this chat. [F-H10]"""
-        return len(await self.tokenize(conversation))
 
     async def detokenize(self, ids: np.ndarray, *, skip_special: bool) -> str:
         """The text of ids. Raises Overloaded."""

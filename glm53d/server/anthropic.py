@@ -173,8 +173,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     engine = request.app[exchange.SERVICE].engine
     exchange.choose_model(engine, req.model)
     tools, _ = to_tools(req)
-    count = await engine.count_tokens(to_conversation(req, tools))
-    return body.json_response(body.encode({"input_tokens": count}))
+    ids = await engine.tokenize(to_conversation(req, tools))
+    return body.json_response(body.encode({"input_tokens": len(ids)}))
 
 
 class Blocks:

@@ -67,9 +67,9 @@ async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -
     """The typed body and when its last byte was read. Raises NotReady, then whatever is wrong with the body."""
     service = request.app[SERVICE]
     raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
-    is_ready, state = service.engine.ready()
+    is_ready, _ = service.engine.ready()
     if not is_ready:  # limits, vocabulary and defaults are known only from then on
-        raise NotReady(f"No work is accepted: the server is {state.get('state', 'not ready')}.")
+        raise NotReady(f"No work is accepted: the server is {service.engine.state}.")
     return body.decode(decoder, raw), received_ns
 
 

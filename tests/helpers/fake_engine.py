@@ -154,7 +154,7 @@ class FakeEngine:
         self.state = "up"
         self.live: list[FakeStream] = []
         self.jobs: list[Job] = []
-        self.counted: list[Conversation] = []
+        self.tokenized: list[Conversation | str] = []
         self.control = self  # its calls stand below, what came is in calls
         self.calls: list[str] = []
         self.submits_cancelled = 0
@@ -185,9 +185,9 @@ class FakeEngine:
             stream.release.set()
         return len(chosen)
 
-    async def count_tokens(self, conversation: Conversation) -> int:
-        self.counted.append(conversation)
-        return 5
+    async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
+        self.tokenized.append(prompt)
+        return np.zeros(5, np.int32)
 
     async def flush_cache(self) -> int:
         return self._called("flush_cache", 3)

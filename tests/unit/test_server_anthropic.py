@@ -331,7 +331,7 @@ async def test_a_wrong_field_is_refused_by_its_path(client, path, fields, param)
     answer = await client.post(path, BODY | fields)
     assert (answer.status, answer.json["type"]) == (400, "error"), answer.body
     assert (answer.error["type"], answer.error["param"]) == ("invalid_request_error", param), answer.error
-    assert client.engine.jobs == client.engine.counted == []
+    assert client.engine.jobs == client.engine.tokenized == []
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT])
@@ -476,4 +476,4 @@ async def test_count_tokens_counts_the_same_prompt_without_the_engine(client):
     answer = await client.post(COUNT + "?beta=true", {"messages": HI} | fields)
     assert (answer.status, answer.json) == (200, {"input_tokens": 5})
     assert client.engine.jobs == []
-    assert client.engine.counted == [await conversation(client, **fields)]
+    assert client.engine.tokenized == [await conversation(client, **fields)]
