@@ -1,5 +1,6 @@
 """A real daemon in a process of its own, on a free port, and what tests ask of it."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +50,6 @@ class Daemon:
 
     def wait_ready(self) -> None:
         """Until /ready says 200."""
-        import urllib.error
-        import urllib.request
-
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -112,10 +111,7 @@ async def idle_info(session: aiohttp.ClientSession, url: str, deadline_s: float 
         async with session.get(url + "/server_info") as answer:
             info = await answer.json()
         load = info["loads"][0]
-        if info["requests_in_flight"] == 0 and load["num_running"] == 0 and load["num_waiting"] == 0:
+        is_idle = info["requests_in_flight"] == load["num_running"] == load["num_waiting"] == 0
+        if is_idle or time.monotonic() > end:
             return info
-        if time.monotonic() > end:
-            return info
-        import asyncio
-
         await asyncio.sleep(0.05)
