@@ -30,8 +30,7 @@ using namespace nb::literals;
 namespace glm53d {
 namespace {
 
-// ---- arguments
-// --------------------------------------------------------------------------------------------------------
+// ---- arguments -----------------------------------------------------------------------------------------------------
 
 // The bytes of a bytes object, an array or any other C-contiguous buffer, while it lives.
 class Buffer {
@@ -52,8 +51,7 @@ class Buffer {
 
 constexpr size_t kMaxParts = 32;  // of a record; the longest has eight, each perhaps with padding behind it
 
-// ---- the ring's ends
-// --------------------------------------------------------------------------------------------------
+// ---- the ring's ends -----------------------------------------------------------------------------------------------
 
 bool try_append(RingWriter& writer, uint16_t type, nb::sequence parts) {
   if (type == 0 || type == kWrapMark) throw nb::value_error("0 and 0xFFFF are not record types");
@@ -156,8 +154,7 @@ RingHeader& open_or_raise(const Segment& segment, uint64_t world_id) {
   return *header;
 }
 
-// ---- the board
-// --------------------------------------------------------------------------------------------------------
+// ---- the board -----------------------------------------------------------------------------------------------------
 
 struct Board {
   BoardHeader* header;
@@ -189,8 +186,7 @@ nb::bytes read_row(const SeqlockRow<Row>& from) {
   return nb::bytes(&row, sizeof row);
 }
 
-// ---- record layouts
-// ---------------------------------------------------------------------------------------------------
+// ---- record layouts ------------------------------------------------------------------------------------------------
 
 struct RecordLayout {
   size_t size;
@@ -228,8 +224,7 @@ std::map<std::string, RecordLayout> record_layouts() {
 }  // namespace
 }  // namespace glm53d
 
-// ---- what Python sees
-// -------------------------------------------------------------------------------------------------
+// ---- what Python sees ----------------------------------------------------------------------------------------------
 
 using namespace glm53d;
 
