@@ -25,6 +25,7 @@ venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
 
 $(VENV_STAMP): requirements.lock
+	@echo "Installing what requirements.lock names into $(VENV): minutes, and silent"
 	$(PYTHON) -m venv $(VENV)
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) $$(grep '^torch==' requirements.lock)
