@@ -83,6 +83,8 @@ def _read(path: str) -> list[str]:
     """One key per line; blank lines and those that start with # are none."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"server.api_keys_file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"server.api_keys_file {path} cannot be read: {error}") from None
     return [key for line in lines if (key := line.strip()) and not key.startswith("#")]

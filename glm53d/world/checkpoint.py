@@ -60,14 +60,18 @@ def _read_template(path: Path, error: type[StartError], may_lack: bool = False) 
         return None
     try:
         return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
+    except OSError as fault:
+        raise error(f"{path}: {fault.strerror}") from None
+    except UnicodeDecodeError as fault:
         raise error(f"{path}: {fault}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
