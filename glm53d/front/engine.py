@@ -7,6 +7,7 @@ Everything here runs on the event loop's thread, except prepare(), which is the 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,10 @@ from glm53d.front.table import Entry, EntryState, Table
 from glm53d.front.wire import PROBE_RID, generate_record, pack_abort, read_finish
 from glm53d.ipc.channels import MainEnds
 from glm53d.ipc.records import RecordType
-from glm53d.obs.log import get_logger
 from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 RING_RETRY_S = 0.001
 

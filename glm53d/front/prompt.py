@@ -1,5 +1,6 @@
 """The text half of a request: a job becomes ids and page hashes, in one job of the text pool. [R16] [R18] [R19]"""
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -12,10 +13,9 @@ from glm53d.chat.stable import without_lines
 from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.front.job import Job
 from glm53d.front.sessions import Sessions
-from glm53d.obs.log import get_logger
 from glm53d.text.encode import Encoder
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 TOLD_CHARS = 80  # of the text where a session's prompt leaves the earlier one
 

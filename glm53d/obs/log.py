@@ -36,11 +36,6 @@ def number_of(level: Level) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
 
 
-def get_logger(name: str) -> logging.Logger:
-    """The logger of a module: get_logger(__name__)."""
-    return logging.getLogger(name)
-
-
 class LineFormatter(logging.Formatter):
     """A record as one line, whatever is in it."""
 

@@ -3,6 +3,7 @@
 All but cancel and abort go to the ranks and answer when these have done it, or fail with 503 at a deadline.
 """
 
+import logging
 from typing import Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from glm53d.obs import log as logs
 from glm53d.server import body, exchange
 from glm53d.server.exchange import SERVICE
 
-log = logs.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class AbortBody(msgspec.Struct):

@@ -1,6 +1,7 @@
 """Connection: a client's connection, where what is not HTTP/1.1 at all is refused; and the listening socket. [R14]"""
 
 import asyncio
+import logging
 import ssl
 
 from aiohttp import web
@@ -8,10 +9,9 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from glm53d.config import Server
 from glm53d.errors import ConfigError, HeadersTooLarge, InvalidRequest, RequestError
-from glm53d.obs.log import get_logger
 from glm53d.server import body
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 16384
 """Of the request line, and of each header. Agents send large ones, nobody sends such."""

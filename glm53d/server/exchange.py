@@ -5,6 +5,7 @@ that leaves cancels the handler, whatever it waits for: so both abort in `finall
 """
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -20,13 +21,12 @@ from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFoun
 from glm53d.front.engine import Engine, Stream
 from glm53d.front.job import Finish, Job
 from glm53d.front.wire import PROBE_RID
-from glm53d.obs.log import get_logger
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body
 from glm53d.server.auth import Keys
 from glm53d.server.sse import EventStream
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 """An answer's id is one of these and the request's rid."""

@@ -4,6 +4,7 @@ With overlap the scheduler plans a second step before the first one's result, so
 plan, and collects when it gets none.
 """
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from glm53d.runner.base import Runner
 from glm53d.sched import results
 from glm53d.sched.scheduler import Scheduler
 
-log = logs.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 COLLECT = Packer(CONTROL)(op=ControlOp.COLLECT)

@@ -1,6 +1,7 @@
 """A rank's entry: bind to main's life, open the channels, load, report, loop, last words. [R3]"""
 
 import gc
+import logging
 import os
 import signal
 import time
@@ -22,7 +23,7 @@ from glm53d.sched.scheduler import Limits, Scheduler
 from glm53d.worker import follower
 from glm53d.worker.leader import Leader
 
-log = logs.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 SAY_NS = 1_000_000_000
 

@@ -7,6 +7,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import secrets
 import select
@@ -35,7 +36,6 @@ from glm53d.front.pump import OutputPump
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
 from glm53d.ipc.records import RankState
-from glm53d.obs.log import get_logger
 from glm53d.server.app import serve
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
@@ -46,7 +46,7 @@ from glm53d.world.plan import layout
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 5.0  # a rank that was told to end has so long
 LOADING_POLL_MS = 10

@@ -40,7 +40,7 @@ def test_an_exception_is_one_line_that_says_where():
 
 def test_setup_writes_to_standard_error_from_the_level_on():
     code = (
-        "from glm53d.obs.log import get_logger, setup; setup('warning', 'main'); log = get_logger('a');"
+        "import logging; from glm53d.obs.log import setup; setup('warning', 'main'); log = logging.getLogger('a');"
         "log.info('quiet'); log.warning('loud')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
