@@ -36,15 +36,11 @@ class Control:
 
         retract: running requests give back their pages, which stay cached until others need them.
         """
-        num_requests = await self._call(ControlOp.PAUSE, int(retract))
-        self.is_paused = True
-        return num_requests
+        return await self._call(ControlOp.PAUSE, int(retract))
 
     async def resume(self) -> int:
         """Take up the steps again; how many requests go on."""
-        num_requests = await self._call(ControlOp.CONTINUE)
-        self.is_paused = False
-        return num_requests
+        return await self._call(ControlOp.CONTINUE)
 
     async def set_log_level(self, number: int) -> None:
         """The least severe line that ranks write, as a number of the logging module."""
@@ -55,11 +51,13 @@ class Control:
         self._send(self._record(ControlOp.SHUTDOWN, 0))
 
     def answered(self, payload: bytes) -> None:
-        """A result record has come."""
+        """A result record has come. One behind its caller's deadline tells of a change as well."""
         result = np.frombuffer(payload, CONTROL_RESULT, 1)[0]
+        if not result["failed"] and result["op"] in (ControlOp.PAUSE, ControlOp.CONTINUE):
+            self.is_paused = bool(result["op"] == ControlOp.PAUSE)
         future = self._waiting.pop(int(result["call_id"]), None)
         if future is None or future.done():
-            return  # it came behind its deadline
+            return
         if result["failed"]:
             future.set_exception(EngineError(f"The ranks could not do {ControlOp(int(result['op'])).name}."))
         else:

@@ -64,6 +64,14 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_and_a_late_one_chan
     assert await late == 2
 
 
+async def test_a_pause_that_comes_about_behind_its_deadline_is_still_known():
+    leader = Leader(timeout_s=0.01)
+    with pytest.raises(NotReady, match="PAUSE"):
+        await leader.control.pause(retract=False)
+    leader.answer(leader.sent[0])
+    assert leader.control.is_paused
+
+
 async def test_a_call_that_failed_and_a_world_that_is_gone_are_errors():
     leader = Leader()
     call = await start(leader.control.flush_cache())
