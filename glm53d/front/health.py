@@ -61,16 +61,22 @@ class Health:
         return self.state is State.UP
 
     def check(self, watchdog_s: float) -> tuple[bool, dict[str, object]]:
-        """Healthy: up, and no rank's step is older than the watchdog allows. A long prefill is no illness. [F-B1]"""
+        """Healthy: up, and the leader was heard of within watchdog_s. A long prefill is no illness. [F-B1]
+
+        It shows itself on the board as each step begins, and when idle several times a second: what is older is a step
+        that does not end, or a leader that hangs between two.
+        """
         report: dict[str, object] = {"state": self.state.value}
         if self.state is not State.UP:
             if self.reason:
                 report["reason"] = self.reason
             return False, report
-        starts = self._board.loads()["step_start_ns"]
+        rows = self._board.loads()
+        starts, shown = rows["step_start_ns"], rows["updated_ns"]
         running = starts[starts > 0]
-        if len(running) and (age := (time.monotonic_ns() - int(running.min())) / 1e9) > watchdog_s:
-            return False, report | {"reason": f"a step has been running for {age:.0f} s"}
+        for since, what in ((running, "a step has been running"), (shown[shown > 0], "rank 0 has not been heard of")):
+            if len(since) and (age := (time.monotonic_ns() - int(since.min())) / 1e9) > watchdog_s:
+                return False, report | {"reason": f"{what} for {age:.0f} s"}
         return True, report
 
     def progress(self) -> dict[str, object]:
