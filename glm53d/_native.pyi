@@ -205,9 +205,6 @@ class PrefixTree:
         Drop up to n pages and return them, the least recently used leaf first, each leaf from its tail.
         """
 
-    def clear_unlocked(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
-        """Drop and return all that no lock keeps."""
-
     @property
     def num_pages(self) -> int: ...
 
@@ -218,9 +215,6 @@ class PrefixTree:
     @property
     def evictable_pages(self) -> int:
         """Pages in no locked node and before none: what evict() could drop."""
-
-    @property
-    def locked_pages(self) -> int: ...
 
     def check(self) -> None:
         """

@@ -86,17 +86,11 @@ void bind_kv(nb::module_& m) {
       .def(
           "evict", [](CheckedTree& self, size_t n) { return to_numpy<int32_t>(self.tree.evict(n)); }, nb::arg("n"),
           "Drop up to n pages and return them, the least recently used leaf first, each leaf from its tail.")
-      .def(
-          "clear_unlocked",
-          [](CheckedTree& self) { return to_numpy<int32_t>(self.tree.evict(self.tree.evictable_pages())); },
-          "Drop and return all that no lock keeps.")
       .def_prop_ro("num_pages", [](const CheckedTree& self) { return self.tree.num_pages(); })
       .def_prop_ro("num_nodes", [](const CheckedTree& self) { return self.tree.num_nodes(); }, "Without the root.")
       .def_prop_ro(
           "evictable_pages", [](const CheckedTree& self) { return self.tree.evictable_pages(); },
           "Pages in no locked node and before none: what evict() could drop.")
-      .def_prop_ro("locked_pages",
-                   [](const CheckedTree& self) { return self.tree.num_pages() - self.tree.evictable_pages(); })
       .def(
           "check",
           [](const CheckedTree& self) {

@@ -119,15 +119,14 @@ class TreeMachine(RuleBasedStateMachine):
         assert all(self.used[p] >= max(order, default=0) for p in kept_leaves if p in self.cached)
 
     @rule()
-    def clear_unlocked(self):
-        self.dropped(self.tree.clear_unlocked())
+    def evict_all(self):
+        self.dropped(self.tree.evict(self.tree.evictable_pages))
         assert set(self.cached) == self.locked()
 
     @invariant()
     def everything_balances(self):
         books.check(self.pool, self.tree, np.empty(0, np.int32))
         assert self.tree.num_pages == len(self.cached)
-        assert self.tree.locked_pages == len(self.locked())
         assert self.tree.evictable_pages == len(self.cached) - len(self.locked())
         for node, prefix in self.locks:
             assert self.tree.pages(node).tolist() == self.prefix_pages(prefix)
@@ -174,9 +173,9 @@ def test_a_node_keeps_id_and_lock_when_a_match_splits_it():
     num_pages, front = tree.match(hashes_of([0, 1]), now=2)
     assert (num_pages, front != node) == (1, True)
     assert (tree.pages(front).tolist(), tree.pages(node).tolist()) == ([0], [0, 1, 2])
-    assert (tree.evictable_pages, tree.locked_pages, tree.evict(9).tolist()) == (0, 3, [])
+    assert (tree.evictable_pages, tree.num_pages, tree.evict(9).tolist()) == (0, 3, [])
     tree.unlock(node)
-    assert tree.clear_unlocked().tolist() == [2, 1, 0]
+    assert tree.evict(9).tolist() == [2, 1, 0]
 
 
 def test_nodes_and_arrays_that_do_not_fit_are_refused():
