@@ -21,13 +21,13 @@ from glm53d.config import Config
 from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded, PeerGone
 from glm53d.front.control import Control
 from glm53d.front.health import Health, State
-from glm53d.front.job import Finish, Job, SamplingParams
+from glm53d.front.job import Finish, Job, SamplingParams, Usage
 from glm53d.front.prompt import Prompt, TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
 from glm53d.front.wire import PROBE_RID, generate_record, pack_abort, read_finish
 from glm53d.ipc.channels import MainEnds
-from glm53d.ipc.records import RecordType
+from glm53d.ipc.records import FinishReason, RecordType
 from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
 
@@ -179,7 +179,6 @@ class Engine:
             streams = [self._open_stream(entry, prompt, marks) for entry in entries]
             group = entries[0].handle if len(entries) > 1 else 0
             for entry in entries:
-                entry.raise_if_over()  # while the ring had no room for the one before
                 await self._send_generate(entry, group, prompt)
         except BaseException:
             for entry in entries:
@@ -189,7 +188,8 @@ class Engine:
         return streams
 
     def _open_stream(self, entry: Entry, prompt: Prompt, marks: dict[str, int]) -> Stream:
-        entry.raise_if_over()
+        if entry.is_over():
+            return Stream(self, entry)
         entry.marks |= marks
         entry.num_prompt_ids, entry.num_cut_ids = len(prompt.ids), prompt.num_cut
         entry.last_prompt_id = int(prompt.ids[-1])
@@ -213,6 +213,8 @@ class Engine:
     async def _send_generate(self, entry: Entry, group: int, prompt: Prompt) -> None:
         job = entry.job
         record = generate_record(
+        if entry.is_over():  # perhaps while the ring had no room for the one before
+            return
             entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config, group
         )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
@@ -222,7 +224,8 @@ class Engine:
             if time.monotonic() > deadline:  # the leader has not read for that long
                 raise Overloaded("The request ring stays full.")
             await asyncio.sleep(RING_RETRY_S)
-            entry.raise_if_over()
+            if entry.is_over():
+                return
         entry.become(EntryState.SENT)
         entry.marks["enqueued"] = time.monotonic_ns()
         log.debug("request sent: %d prompt tokens", len(prompt.ids), extra={"rid": job.rid, "handle": entry.handle})
@@ -239,8 +242,9 @@ class Engine:
         for entry in entries:
             if entry.state is EntryState.SENT:
                 self._send_abort(entry)  # the leader answers with the last record, which ends it here too
-            else:
-                self._end(entry, error=EngineError("The request was aborted."))
+            else:  # no error, which clients would answer with another try
+                usage = Usage(entry.num_prompt_ids, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
+                self._end(entry, finish=Finish(FinishReason.ABORT, usage, marks=entry.marks))
         return len(entries)
 
     def _send_abort(self, entry: Entry) -> None:

@@ -35,10 +35,12 @@ class Entry:
     last_prompt_id: int = -1
     marks: dict[str, int] = field(default_factory=dict)
 
-    def raise_if_over(self) -> None:
-        """For submit(), after each time it waited: raises what the request was ended with meanwhile."""
-        if self.state is EntryState.DONE:
-            self.finish.result()
+    def is_over(self) -> bool:
+        """For submit_all(), after each time it waited: whether it was aborted meanwhile. Raises what else ended it."""
+        if self.state is not EntryState.DONE:
+            return False
+        self.finish.result()
+        return True
 
     def become(self, state: EntryState) -> None:
         """The one way to change state."""
