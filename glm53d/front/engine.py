@@ -203,12 +203,14 @@ class Engine:
 
     def _raise_if_full(self, more: int) -> None:
         if len(self.table) + more > (most := self.config.server.max_requests):
-            raise Overloaded(f"{most} requests are in flight, no more are taken")
+            raise Overloaded(f"{most} requests are in flight (server.max_requests); try again later.")
         waiting, limits = self._health.waiting(), self.config.scheduler
         if waiting.num_requests >= (most := limits.max_waiting_requests):
-            raise Overloaded(f"{most} requests are waiting, no more are taken", waiting.drain_s)
+            raise Overloaded(
+                f"{most} requests wait (scheduler.max_waiting_requests); try again later.", waiting.drain_s
+            )
         if waiting.num_tokens >= (most := limits.max_waiting_tokens):
-            raise Overloaded(f"{most} prompt tokens are waiting, no more are taken", waiting.drain_s)
+            raise Overloaded(f"{most} tokens wait (scheduler.max_waiting_tokens); try again later.", waiting.drain_s)
 
     async def _send_generate(self, entry: Entry, group: int, prompt: Prompt) -> None:
         job = entry.job
@@ -222,7 +224,7 @@ class Engine:
         deadline = time.monotonic() + self.config.server.health_timeout_s
         while not self._ends.requests.try_write(RecordType.GENERATE, record):
             if time.monotonic() > deadline:  # the leader has not read for that long
-                raise Overloaded("The request ring stays full.")
+                raise Overloaded("The ranks take no more requests now; try again later.")
             await asyncio.sleep(RING_RETRY_S)
             if entry.is_over():
                 return

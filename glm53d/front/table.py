@@ -63,7 +63,7 @@ class Table:
     def take(self, job: Job) -> Entry:
         """A slot for a new request. Raises Overloaded when all are taken."""
         if not self._free:
-            raise Overloaded(f"{self.size} requests are in flight, no more are taken")
+            raise Overloaded(f"{self.size} requests are in flight; try again later.")
         index = self._free.pop()
         entry = Entry(self._generation[index] << 32 | index, job, asyncio.get_running_loop().create_future())
         self._entries[index] = entry

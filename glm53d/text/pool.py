@@ -46,7 +46,7 @@ class TextPool:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if len(self._waiting) + self._num_running >= self._max_jobs:
-                raise Overloaded("Too many prompts are waiting to be tokenized.")
+                raise Overloaded("Too many prompts wait to be tokenized (text.max_queued); try again later.")
             self._waiting[future] = lambda: fn(*args)
         self._permits.put(True)
         try:
