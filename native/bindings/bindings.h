@@ -6,5 +6,5 @@ void bind_ipc(nanobind::module_& m);    // segments, rings, board, record layout
 void bind_kv(nanobind::module_& m);     // prefix tree
 void bind_text(nanobind::module_& m);   // page hashes, byte vocabulary, decoder
 void bind_front(nanobind::module_& m);  // output pump
-void bind_sched(nanobind::module_& m);  // token log
+void bind_sched(nanobind::module_& m);  // token log, stop strings, a step's passes over slots
 void bind_world(nanobind::module_& m);  // parent-death signal

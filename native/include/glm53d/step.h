@@ -1,7 +1,7 @@
 // What happens to every running slot in every step, in one pass each: whether it runs, where a block of tokens ends, what
-// leaves now.
-// The rules are the scheduler's (glm53d/sched/results.py, throttle.py); here they only run over arrays. [R33] [R37] [R38]
+// leaves now. The rules are the scheduler's (glm53d/sched); here they only run over arrays. [R33] [R37] [R38]
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
