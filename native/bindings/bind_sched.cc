@@ -1,4 +1,4 @@
-// For glm53d/sched: the token log, and the stop strings of what runs.
+// For glm53d/sched: the token log, the stop strings of what runs, and a step's passes over all slots.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
