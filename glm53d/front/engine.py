@@ -213,10 +213,10 @@ class Engine:
             raise Overloaded(f"{most} tokens wait (scheduler.max_waiting_tokens); try again later.", waiting.drain_s)
 
     async def _send_generate(self, entry: Entry, group: int, prompt: Prompt) -> None:
-        job = entry.job
-        record = generate_record(
         if entry.is_over():  # perhaps while the ring had no room for the one before
             return
+        job = entry.job
+        record = generate_record(
             entry.handle, job, prompt, self.limits.max_context_len, self._text.chain_seed, self.config, group
         )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
