@@ -17,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_STAMP := $(VENV)/.installed
 NATIVE_STAMP := $(VENV)/.native
+NATIVE_BUILD := build/native/build.ninja
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
 .PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways
@@ -33,11 +34,14 @@ endif
 	$(BIN)/pip install --quiet -r requirements.lock
 	touch $@
 
-# --fresh: a build folder left by another .venv would go on building for its Python.
-$(NATIVE_STAMP): $(VENV_STAMP) $(NATIVE_SOURCES)
+# --fresh: a build folder left by another .venv would go on building for its Python. It deletes what was compiled, so a
+# source that changed does not come this way.
+$(NATIVE_BUILD): $(VENV_STAMP)
 	mkdir -p build
 	$(BIN)/cmake --fresh -S native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >build/native.log || { cat build/native.log; exit 1; }
+
+$(NATIVE_STAMP): $(NATIVE_BUILD) $(NATIVE_SOURCES)
 	$(BIN)/cmake --build build/native
 	touch $@
 
