@@ -5,16 +5,10 @@ import logging
 
 import pytest
 
-from tests.helpers.http import client_of_fake_engine, until
+from tests.helpers.http import until
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 @pytest.mark.parametrize("body", [b"", {}, {"rid": None}, {"rid": ""}, {"abort_all": False}])

@@ -2,10 +2,6 @@
 
 import asyncio
 
-import pytest
-
-from tests.helpers.http import client_of_fake_engine
-
 CHAT = "/v1/chat/completions"
 OPENCODE = {"x-session-id": "ses_1", "x-session-affinity": "ses_1", "User-Agent": "opencode"}
 SYSTEM = {"role": "system", "content": "You write titles. " * 20}
@@ -47,12 +43,6 @@ TURN = {"role": "assistant", "content": "I look.", "reasoning_content": "They wa
 SECOND = FIRST | {
     "messages": [*FIRST["messages"], TURN, {"role": "tool", "tool_call_id": "call_1", "content": "a.txt\nb.txt"}]
 }
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 async def test_opencodes_title_and_first_turn_come_at_once_and_both_are_served(client):

@@ -34,12 +34,6 @@ USAGE = {
 }
 
 
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
-
-
 async def plain(client: Client, **fields) -> dict:
     answer = await client.post(PATH + "?beta=true", BODY | fields)
     assert answer.status == 200, answer.body

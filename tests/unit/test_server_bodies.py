@@ -13,12 +13,6 @@ GOOD = {CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"}}
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
-
-
 async def refused(client: Client, path: str, body, param: str | None) -> str:
     """Check that a body is refused with this param, and a good one still served; the message."""
     answer = await client.post(path, body)

@@ -9,16 +9,10 @@ from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded
 from glm53d.front.job import SamplingParams
 from glm53d.ipc.records import FinishReason
 from tests.helpers.fake_engine import THINK_END, VOCAB_SIZE
-from tests.helpers.http import Client, client_of_fake_engine
+from tests.helpers.http import Client
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 async def conversation_of(client: Client, messages: list, **fields):

@@ -7,16 +7,10 @@ import socket
 import pytest
 
 from glm53d.server.connection import MAX_HEADER_BYTES, Connection
-from tests.helpers.http import client_of_fake_engine, raw_post
+from tests.helpers.http import raw_post
 
 CHAT = "/v1/chat/completions"
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 @pytest.mark.parametrize(

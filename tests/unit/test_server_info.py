@@ -10,12 +10,6 @@ CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
-
-
 @pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready"])
 async def test_health_follows_the_engine(client, path):
     assert (await client.get(path)).status == 200

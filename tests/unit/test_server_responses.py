@@ -26,12 +26,6 @@ TOOLS = [
 THOUGHT = ("reasoning", "Hm.", [11, THINK_END])
 
 
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
-
-
 async def plain(client: Client, **fields) -> dict:
     answer = await client.post(PATH, BODY | fields)
     assert answer.status == 200, answer.body

@@ -5,16 +5,10 @@ import asyncio
 import pytest
 
 from glm53d.errors import EngineError
-from tests.helpers.http import client_of_fake_engine, raw_post, until
+from tests.helpers.http import raw_post, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}], "n": 3}, TEXT: {"prompt": "hi", "n": 3}}
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 @pytest.fixture(params=BODIES)

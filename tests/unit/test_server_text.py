@@ -6,16 +6,9 @@ import pytest
 from glm53d.errors import EngineError
 from glm53d.front.job import SamplingParams
 from glm53d.ipc.records import FinishReason
-from tests.helpers.http import client_of_fake_engine
 
 TEXT, NATIVE = "/v1/completions", "/generate"
 WHOLE = 'Let me think.Hello "you"\n世界'
-
-
-@pytest.fixture
-async def client():
-    async with client_of_fake_engine() as client:
-        yield client
 
 
 @pytest.mark.parametrize(
