@@ -1,26 +1,29 @@
 """Logits -> the next id of each row. [R51]
 
-Order of application: ids that no token has are cut off. Temperature 0 takes the largest logit. Else logits are divided
-by temperature; of the ids in falling order of probability (of equals, the lowest id first) stay the first top_k, of
-those the fewest whose share of their sum reaches top_p, of those the ones with at least min_p times the best one's
-probability; and one of these is drawn by its share.
+Order of application: ids that no token has are cut off, and before min_new_tokens those that end a turn. Temperature 0
+takes the largest logit. Else logits are divided by temperature; of the ids in falling order of probability (of equals,
+the lowest id first) stay the first top_k, of those the fewest whose share of their sum reaches top_p, of those the ones
+with at least min_p times the best one's probability; and one of these is drawn by its share.
 
 A row's random number is a hash of (seed, position of the sampled token), and a row's arithmetic looks at no other row:
 so a request with a seed gets the same tokens alone, in any batch, and after it was put back and resumed.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+NEVER = torch.tensor(-torch.inf)
 GREEDY, PLAIN, FILTERED = 0, 1, 2  # what a row needs: a maximum; a distribution; a sorted one, the only dear case
 
 
 class Sampler:
     """Sampling parameters of every request slot, on the device, and what is done with them. Owned by one runner."""
 
-    def __init__(self, max_slots: int, tokenizer_size: int, device: torch.device):
-        """tokenizer_size: ids from here on have no token and are never sampled."""
+    def __init__(self, max_slots: int, tokenizer_size: int, device: torch.device, eos_ids: Sequence[int] = ()):
+        """tokenizer_size: ids from here on have no token and are never sampled. eos_ids: those that end a turn."""
 
         def per_slot(dtype: torch.dtype) -> Tensor:
             return torch.zeros(max_slots, dtype=dtype, device=device)
@@ -28,6 +31,8 @@ class Sampler:
         self.tokenizer_size = tokenizer_size
         self.device = device
         self.kind = np.zeros(max_slots, np.int8)  # on the host, which decides what to launch
+        self.min_position = np.zeros(max_slots, np.int64)  # where an end of turn may stand at the earliest
+        self.eos_ids = torch.tensor([i for i in eos_ids if i < tokenizer_size], dtype=torch.int64, device=device)
         self.seed, self.top_k = per_slot(torch.int64), per_slot(torch.int64)
         self.temperature, self.top_p, self.min_p = (per_slot(torch.float32) for _ in range(3))
 
@@ -36,6 +41,7 @@ class Sampler:
         filtered = (inits["top_k"] > 0) | (inits["top_p"] < 1.0) | (inits["min_p"] > 0.0)
         slots = inits["slot"].astype(np.int64)
         self.kind[slots] = np.where(inits["temperature"] == 0.0, GREEDY, np.where(filtered, FILTERED, PLAIN))
+        self.min_position[slots] = inits["num_prompt_ids"].astype(np.int64) + inits["min_new_tokens"]
         at = torch.from_numpy(slots).to(self.device)
         self.seed[at] = torch.from_numpy(inits["seed"].copy().view(np.int64)).to(self.device)
         self.top_k[at] = torch.from_numpy(inits["top_k"].astype(np.int64)).to(self.device)
@@ -51,6 +57,9 @@ class Sampler:
             positions: [num_rows] where the sampled token will stand: the number of tokens before it.
         """
         logits = logits[:, : self.tokenizer_size]
+        early = np.flatnonzero(positions < self.min_position[slots])
+        if len(early):
+            logits = logits.index_put((torch.from_numpy(early).to(self.device)[:, None], self.eos_ids), NEVER)
         ids = logits.argmax(-1)
         kinds = self.kind[slots]
         for kind, draw in ((PLAIN, self._plain), (FILTERED, self._filtered)):

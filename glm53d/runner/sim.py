@@ -6,6 +6,7 @@ one does not have.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +20,35 @@ from glm53d.runner.base import Loaded, Progress
 
 
 class SimRunner:
-    """A Runner whose tokens are known before: row by row script[position in the answer], or drawn from (seed,
-    position).
+    """A Runner whose tokens are known before: script[position in the answer], or drawn from (seed, position).
 
     Args:
         attn_dp_rank: rows of other ranks are not ours.
         num_base_ids: ids below it are ordinary text; unscripted answers use only these.
         tokenizer: tokenizer.json, for the script.
+        eos_ids: where the script has one before min_new_tokens, its first token is said instead.
     """
 
-    def __init__(self, config: Config, attn_dp_rank: int, max_slots: int, num_base_ids: int, tokenizer: Path):
+    def __init__(
+        self,
+        config: Config,
+        attn_dp_rank: int,
+        max_slots: int,
+        num_base_ids: int,
+        tokenizer: Path,
+        eos_ids: Sequence[int] = (),
+    ):
         self._sim = config.sim
         self._page_size = config.kv.page_size
         self._dp_rank = attn_dp_rank
         self._num_base_ids = num_base_ids
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
         self._script = np.empty(0, np.int32)
+        self._ends = np.empty(0, bool)  # where the script ends a turn
         self._seed = np.zeros(max_slots, np.uint64)
         self._prompt_len = np.zeros(max_slots, np.int64)
+        self._min_position = np.zeros(max_slots, np.int64)  # where an end of turn may stand at the earliest
         self._launched: deque[StepResult] = deque()  # in order; end_ns is when each will be over
         self._end_ns = 0  # of the last one
 
@@ -48,6 +60,7 @@ class SimRunner:
             if not ids:
                 raise StartError("sim.text gives no token")
             self._script = np.array(ids, np.int32)
+            self._ends = np.isin(self._script, self._eos_ids)
         return Loaded(self._sim.num_pages, self._page_size, self._sim.max_context_len, 0, 0)
 
     def launch(self, batch: Batch) -> None:
@@ -56,6 +69,7 @@ class SimRunner:
         for init in batch.inits:
             self._seed[init["slot"]] = init["seed"]
             self._prompt_len[init["slot"]] = init["num_prompt_ids"]
+            self._min_position[init["slot"]] = int(init["num_prompt_ids"]) + int(init["min_new_tokens"])
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
@@ -72,7 +86,8 @@ class SimRunner:
 
     def _next_ids(self, slot: np.ndarray, position: np.ndarray) -> np.ndarray:
         if len(self._script):
-            return self._script[(position - self._prompt_len[slot]) % len(self._script)]
+            at = (position - self._prompt_len[slot]) % len(self._script)
+            return self._script[np.where(self._ends[at] & (position < self._min_position[slot]), 0, at)]
         mixed = (self._seed[slot] + position.astype(np.uint64)) * np.uint64(
             0x9E3779B97F4A7C15
         )  # splitmix64's finaliser

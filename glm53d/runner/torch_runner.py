@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,10 +54,19 @@ class TorchRunner:
     once more, for how many were accepted.
     """
 
-    def __init__(self, config: Config, rank: int, max_slots: int, tokenizer_size: int, rendezvous: Path | None = None):
+    def __init__(
+        self,
+        config: Config,
+        rank: int,
+        max_slots: int,
+        tokenizer_size: int,
+        rendezvous: Path | None = None,
+        eos_ids: Sequence[int] = (),
+    ):
         """Args:
         max_slots: request slots a Batch may name.
         tokenizer_size: ids from here on are never sampled.
+        eos_ids: those that end a turn, which is not before min_new_tokens.
         rendezvous: a folder where the ranks of this world, and nobody else, find each other; of one rank, none.
         """
         self.device = torch.device("cpu")
@@ -68,6 +78,7 @@ class TorchRunner:
         self.config = config
         self.max_slots = max_slots
         self.tokenizer_size = tokenizer_size
+        self.eos_ids = eos_ids
         self.dtype = DTYPES[config.model.dtype]
         parallel = config.parallel
         self.layout = Layout(rank, parallel.tp_size, parallel.attn_dp_size, parallel.ep_size)
@@ -119,7 +130,8 @@ class TorchRunner:
             model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots,
             max_context_len=context + 2 * num_drafts, dtype=self.dtype, device=self.device, fp8=fp8, num_mtp=num_mtp,
         )  # fmt: skip
-        self.sampler = Sampler(self.max_slots, min(self.tokenizer_size, model_config.vocab_size), self.device)
+        tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
+        self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
         self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
         self.drafts = torch.zeros(self.max_slots, num_drafts, dtype=torch.int64, device=self.device)
         self.drafter = Drafter(mtp, self.cache, self.sampler, self.ranks, self.drafts) if mtp is not None else None

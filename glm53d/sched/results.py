@@ -111,7 +111,8 @@ def _look_closer(
     for i in np.flatnonzero(slots.has_stop_ids[slot]).tolist():
         req = slots.reqs[slot[i]]
         assert req is not None
-        hits = np.flatnonzero(np.isin(ids[i, : counts[i]], req.stop_ids))
+        early = max(0, int(req.head["min_new_tokens"]) - int(slots.num_output[slot[i]]) - 1)  # too soon to end there
+        hits = early + np.flatnonzero(np.isin(ids[i, early : counts[i]], req.stop_ids))
         if len(hits):
             counts[i], verdict[i] = hits[0] + 1, END_OF_TURN
     rows = np.flatnonzero(slots.has_stop_strings[slot])

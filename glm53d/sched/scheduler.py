@@ -438,7 +438,7 @@ class Scheduler:
             batch.inits = np.zeros(len(self._inits), SLOT_INIT)
             for row, req in zip(batch.inits, self._inits, strict=True):
                 row["slot"], row["dp_rank"] = req.slot, req.dp_rank
-                row["num_prompt_ids"], row["num_output_ids"] = req.num_prompt_ids, req.num_output_ids
+                row["num_prompt_ids"], row["min_new_tokens"] = req.num_prompt_ids, req.head["min_new_tokens"]
                 for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
                     row[name] = req.head[name]
             self._inits = []

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
@@ -22,8 +23,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     """`sampling_params` of a request."""
 
     max_new_tokens: Count | None = None
-
-    min_new_tokens: Annotated[Json, not_served(0)] = None
+    min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -73,6 +73,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     sampling = to_sampling(
         params,
         max_tokens=params.max_new_tokens,
+        min_tokens=("min_new_tokens", params.min_new_tokens),
         priority=req.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,

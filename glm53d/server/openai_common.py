@@ -28,8 +28,8 @@ class OpenAiFields(RequestFields, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=16)] | None = None  # [R20]
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
 
-    min_tokens: Annotated[Json, not_served(0)] = None
     prompt_logprobs: Annotated[Json, not_served(0)] = None
     return_hidden_states: Annotated[Json, not_served(False)] = None
     return_token_ids: Annotated[Json, not_served(False)] = None
@@ -47,6 +47,7 @@ def openai_sampling(fields: OpenAiFields, max_tokens: int | None, engine: Engine
     return to_sampling(
         fields,
         max_tokens=max_tokens,
+        min_tokens=("min_tokens", fields.min_tokens),
         priority=fields.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,

@@ -74,17 +74,21 @@ def to_sampling(
     fields: SamplingFields,
     *,
     max_tokens: int | None,
+    min_tokens: tuple[str, int | None] = ("", None),
     priority: int | None,
     defaults: Mapping[str, Any],
     vocab_size: int,
     at: str = "",
     stop_name: str = "stop",
 ) -> SamplingParams:
-    """The parameters of a request, normalised; max_tokens is what the dialect calls so.
+    """The parameters of a request, normalised; max_tokens and min_tokens (with its name) are what the dialect calls so.
 
     `defaults` are the checkpoint's own (generation_config.json). Raises InvalidRequest.
     """
     refuse_not_served(fields, at)
+    min_name, least = min_tokens
+    if least and max_tokens is not None and least > max_tokens:
+        raise InvalidRequest(f"`{join(at, min_name)}` is more than the most tokens asked for.", join(at, min_name))
     for i, token in enumerate(fields.stop_token_ids or ()):
         if token >= vocab_size:
             path = join(at, f"stop_token_ids[{i}]")
@@ -102,6 +106,7 @@ def to_sampling(
         seed=None if fields.seed is None else fields.seed & (2**64 - 1),
         # Beyond any context, so a cap changes no meaning; the records hold 32 bits.
         max_new_tokens=None if max_tokens is None else min(max_tokens, 2**31 - 1),
+        min_new_tokens=min(least or 0, 2**31 - 1),
         ignore_eos=bool(fields.ignore_eos),
         stop_ids=tuple(fields.stop_token_ids or ()),
         stop=_stop_strings(fields.stop, join(at, stop_name)),

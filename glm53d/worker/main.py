@@ -134,10 +134,12 @@ def make_runner(spec: RankSpec) -> Runner:
     if spec.config.engine.kind == "sim":
         from glm53d.runner.sim import SimRunner
 
-        return SimRunner(spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer)
+        return SimRunner(
+            spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer, spec.eos_ids
+        )
     from glm53d.runner.torch_runner import TorchRunner  # imports torch
 
-    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size, spec.rendezvous)
+    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size, spec.rendezvous, spec.eos_ids)
 
 
 def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:

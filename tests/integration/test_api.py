@@ -172,3 +172,15 @@ async def test_sixteen_bytes_of_a_header_do_not_hold_a_connection_for_ever(sim):
     line = await asyncio.wait_for(reader.readline(), 10)
     assert b" 400 " in line
     writer.close()
+
+
+async def test_no_answer_ends_by_itself_before_its_min_tokens(sim, nano, http):
+    """On the script, whose end comes after 216 tokens, and in the sampler."""
+    body = CHAT | {"max_tokens": 300, "min_tokens": 250}
+    async with http.post(sim.url + "/v1/chat/completions", json=body) as answer:
+        assert (await answer.json())["usage"]["completion_tokens"] >= 250
+    prompts = [{"input_ids": [i], "sampling_params": {"min_new_tokens": 8, "max_new_tokens": 8}} for i in range(30)]
+    for body in prompts:
+        async with http.post(nano.url + "/generate", json=body) as answer:
+            ids = (await answer.json())["output_ids"]
+            assert len(ids) == 8 and not set(ids) & {2000, 2007, 2009}

@@ -8,6 +8,7 @@ from glm53d.ipc.records import SLOT_INIT
 from glm53d.runner.sampler import Sampler, uniform
 
 VOCAB, TOKENS = 40, 37
+EOS = (3, 36, 39)  # the last has no token in this vocabulary
 CPU = torch.device("cpu")
 CASES = [
     {"temperature": 1.0},
@@ -21,7 +22,7 @@ CASES = [
 
 def make_sampler(*params: dict) -> Sampler:
     """One slot per set of parameters."""
-    sampler = Sampler(len(params), TOKENS, CPU)
+    sampler = Sampler(len(params), TOKENS, CPU, EOS)
     inits = np.zeros(len(params), SLOT_INIT)
     for slot, fields in enumerate(params):
         inits[slot]["slot"], inits[slot]["top_p"] = slot, 1.0
@@ -144,3 +145,16 @@ def test_random_numbers_are_the_hash_in_exact_integers():
             mixed = splitmix64(splitmix64((seed + golden) & mask) ^ (position * golden & mask))
             as_int64 = torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed])
             assert uniform(as_int64, torch.tensor([position])).item() == (mixed >> 11) * 2.0**-53
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}])
+def test_no_end_of_turn_is_drawn_before_min_new_tokens_and_the_others_keep_their_draws(params):
+    """The rows behind it, of the same slot, are as they are without."""
+    logits = make_logits(1).repeat(60, 1)
+    logits[:, 3] += 9.0  # all but sure
+    positions = np.arange(10, 70)
+    free, bound = (make_sampler(params | {"num_prompt_ids": 10, "min_new_tokens": n}) for n in (0, 40))
+    slots = np.zeros(60, np.int64)
+    drawn = bound.sample(logits, slots, positions).numpy()
+    assert not np.isin(drawn[:40], EOS).any()
+    assert (drawn[40:] == free.sample(logits, slots, positions).numpy()[40:]).all() and 3 in drawn[40:]

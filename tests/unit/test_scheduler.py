@@ -108,6 +108,14 @@ def test_a_stop_id_of_the_request_ends_it():
     assert world.ended[1] is FinishReason.STOP and world.received[1] == [9]
 
 
+def test_a_stop_id_does_not_end_a_request_before_its_min_new_tokens():
+    world = SchedWorld()
+    world.sample = lambda: 9
+    world.receive(1, [1], [], generate_record(1, [1], 8, stop_ids=(9,), min_new_tokens=4))
+    run_dry(world)
+    assert world.ended[1] is FinishReason.STOP and world.received[1] == [9] * 4
+
+
 def test_a_block_of_tokens_is_cut_at_the_first_end_of_turn():
     """[F-D3] what comes after is neither counted nor sent."""
     world = SchedWorld()

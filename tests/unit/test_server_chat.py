@@ -312,7 +312,7 @@ async def test_clear_thinking_is_taken_in_each_spelling(client, fields, clear):
         ({"top_k": -1}, SamplingParams(top_p=0.95, top_k=0)),
         ({"top_k": 7, "min_p": 0.25}, SamplingParams(top_p=0.95, top_k=7, min_p=0.25)),
         ({"seed": -1}, SamplingParams(top_p=0.95, seed=2**64 - 1)),
-        ({"max_tokens": 9, "min_tokens": 0}, SamplingParams(top_p=0.95, max_new_tokens=9)),
+        ({"max_tokens": 9, "min_tokens": 2}, SamplingParams(top_p=0.95, max_new_tokens=9, min_new_tokens=2)),
         ({"max_tokens": 9, "max_completion_tokens": 8}, SamplingParams(top_p=0.95, max_new_tokens=8)),
         ({"max_tokens": 10**30}, SamplingParams(top_p=0.95, max_new_tokens=2**31 - 1)),
         (

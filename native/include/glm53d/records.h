@@ -144,7 +144,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(float, min_p)                                                        \
   F(int32_t, dp_rank)                                                    \
   F(uint32_t, num_prompt_ids)                                            \
-  F(uint32_t, num_output_ids)  /* before it took the slot: resumed */
+  F(uint32_t, min_new_tokens)  /* before these no end-of-turn id is sampled */
 
 // Batch ring: what one step runs on every rank. glm53d/ipc/batch.py names the tail's arrays and their order.
 #define GLM53D_BATCH_RECORD(F, A)                                        \
