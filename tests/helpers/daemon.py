@@ -94,6 +94,14 @@ def running(*overrides: str, config: str | None = None, log: Path) -> Iterator[D
         daemon.kill_all()
 
 
+@contextlib.contextmanager
+def scripted(text: str, *, log: Path) -> Iterator[Daemon]:
+    """A ready daemon whose simulated engine gives this answer to all, at once."""
+    fast = ("sim.base_ms=0.2", "sim.per_prefill_token_us=1", "scheduler.debug_checks=true", "kv.page_size=16")
+    with running(*fast, f"sim.text={json.dumps(text, ensure_ascii=False)}", config="sim.toml", log=log) as daemon:
+        yield daemon
+
+
 async def events(response: aiohttp.ClientResponse) -> list[Any]:
     """The decoded events of an SSE answer; [DONE] as the string."""
     found: list[Any] = []

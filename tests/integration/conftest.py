@@ -1,12 +1,11 @@
-"""Daemons that the integration tests share: one simulated, one with the nano model."""
+"""Daemons that the integration tests share, and a client for them."""
 
-import json
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
 
-from tests.helpers.daemon import Daemon, running
+from tests.helpers.daemon import Daemon, running, scripted
 
 AGENT_TURN = (
     "They want to know which files there are, so I list them.</think>I look at the files first."
@@ -34,9 +33,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Every answer of its engine thinks, says a word and calls a tool: one turn of an agent's loop."""
-    log = tmp_path_factory.mktemp("agent") / "log"
-    fast = ("sim.base_ms=0.2", "sim.per_prefill_token_us=1", "scheduler.debug_checks=true", "kv.page_size=16")
-    with running(*fast, f"sim.text={json.dumps(AGENT_TURN)}", config="sim.toml", log=log) as daemon:
+    with scripted(AGENT_TURN, log=tmp_path_factory.mktemp("agent") / "log") as daemon:
         yield daemon
 
 

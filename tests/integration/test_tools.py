@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.helpers.daemon import Daemon, running
+from tests.helpers.daemon import Daemon, scripted
 
 MESSAGES = [{"role": "user", "content": "Write it."}]
 CODE = "".join(f'line {i}\tsays "你好" and <b> \\n\n' for i in range(100))
@@ -32,9 +32,7 @@ TURN = (
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Every answer of its engine is TURN."""
-    log = tmp_path_factory.mktemp("writer") / "log"
-    fast = ("sim.base_ms=0.2", "sim.per_prefill_token_us=1", "scheduler.debug_checks=true", "kv.page_size=16")
-    with running(*fast, f"sim.text={json.dumps(TURN, ensure_ascii=False)}", config="sim.toml", log=log) as daemon:
+    with scripted(TURN, log=tmp_path_factory.mktemp("writer") / "log") as daemon:
         yield daemon
 
 
