@@ -111,6 +111,7 @@ class Usage:
     cached_device: int = 0
     cached_host: int = 0
     cached_storage: int = 0
+    accepted_tokens: int = 0  # of completion_tokens, those that were drafts [R36]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ def read_finish(
         cached_device=device,
         cached_host=host,
         cached_storage=storage,
+        accepted_tokens=int(head["num_accepted"]),
     )
     matched_id, matched_stop = int(head["matched_id"]), int(head["matched_stop"])
     return Finish(

@@ -56,11 +56,14 @@ def openai_sampling(fields: OpenAiFields, max_tokens: int | None, engine: Engine
 
 def usage_object(usage: Usage) -> dict[str, Json]:
     """The `usage` of an answer. [R42]"""
+    completion: dict[str, Json] = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.accepted_tokens:
+        completion["accepted_prediction_tokens"] = usage.accepted_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
@@ -86,6 +89,7 @@ def total_usage(finishes: Sequence[Finish]) -> Usage:
         usages[0],
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
     )
 
 

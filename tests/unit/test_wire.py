@@ -11,6 +11,7 @@ from glm53d.front.job import Job, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import generate_record, read_finish
 from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason
+from glm53d.server.openai_common import usage_object
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -63,3 +64,13 @@ def test_what_the_scheduler_says_has_its_own_status(error, kind, status, message
 )
 def test_clients_are_told_to_come_back_when_the_queue_has_drained(waiting, seconds):
     assert waiting.drain_s == seconds
+
+
+@pytest.mark.parametrize("num_accepted", [0, 7])
+def test_accepted_drafts_are_in_the_usage_of_those_that_have_any(num_accepted):
+    """[R42]"""
+    head = np.zeros(1, OUTPUT)
+    head["finish_reason"], head["num_output_ids"], head["num_accepted"] = FinishReason.LENGTH, 20, num_accepted
+    usage = read_finish(Job("r", 0), {}, head.tobytes(), b"", b"", [], b"", 3, 0).usage
+    details = usage_object(usage)["completion_tokens_details"]
+    assert details == {"reasoning_tokens": 3} | ({"accepted_prediction_tokens": 7} if num_accepted else {})
