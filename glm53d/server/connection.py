@@ -34,6 +34,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Tell a client in JSON that its bytes are no request; the connection is closed after it."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has left in the middle of a write: the library closes, and has nothing to log
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)  # a failure of ours
         error = _refusal(exc)

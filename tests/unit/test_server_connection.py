@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from glm53d.server.connection import MAX_HEADER_BYTES, Connection
+from glm53d.server.sse import EventStream
 from tests.helpers.http import raw_post
 
 CHAT = "/v1/chat/completions"
@@ -76,3 +77,17 @@ async def test_connections_do_not_wait_for_full_packets_and_live_longer_than_a_g
     ):
         assert line in head
     writer.close()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_write_is_no_failure_of_ours(client, caplog, monkeypatch):
+    """[R22] Between two looks at the transport: the handler is not cancelled yet when its write fails."""
+
+    async def open(self, first):
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(EventStream, "open", open)
+    reader, writer = await client.open(raw_post(CHAT, STREAM))
+    assert await reader.read() == b""
+    writer.close()
+    assert client.engine.live == [] and caplog.records == []
+    assert 'status="499"' in (await client.get("/metrics")).body.decode()
