@@ -71,6 +71,7 @@ def test_accepted_drafts_are_in_the_usage_of_those_that_have_any(num_accepted):
     """[R42]"""
     head = np.zeros(1, OUTPUT)
     head["finish_reason"], head["num_output_ids"], head["num_accepted"] = FinishReason.LENGTH, 20, num_accepted
+    head["matched_id"] = head["matched_stop"] = -1
     usage = read_finish(Job("r", 0), {}, head.tobytes(), b"", b"", [], b"", 3, 0).usage
     details = usage_object(usage)["completion_tokens_details"]
     assert details == {"reasoning_tokens": 3} | ({"accepted_prediction_tokens": 7} if num_accepted else {})
