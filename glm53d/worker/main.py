@@ -13,7 +13,7 @@ import numpy as np
 
 from glm53d._native import ByteVocab, set_parent_death_signal
 from glm53d.config import Config
-from glm53d.errors import EngineError, PeerGone
+from glm53d.errors import EngineError, PeerGone, StartError
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
 from glm53d.ipc.records import RANK_ROW, RankState
@@ -119,8 +119,9 @@ def rank_main(spec: RankSpec) -> None:
     except PeerGone:
         log.warning("the other end of a channel is gone; this rank ends")
         report.set(state=RankState.STOPPED, last_words=b"the other end of a channel is gone")
-    except BaseException as error:  # last words, whatever it was; the traceback goes to the log
-        log.error("this rank fails: %s\n%s", error, traceback.format_exc())
+    except BaseException as error:  # last words, whatever it was; the traceback of what is our bug goes to the log
+        where = "" if isinstance(error, StartError) else f"\n{traceback.format_exc()}"
+        log.error("this rank fails: %s%s", error, where)
         report.set(state=RankState.FAILED, last_words=f"{type(error).__name__}: {error}".encode()[:512])
         raise SystemExit(1) from None
     finally:

@@ -24,6 +24,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import uvloop
 
 from glm53d.chat.jinja import Choice, choose
@@ -252,7 +253,8 @@ class Ranks:
                 if fd in by_fd:
                     poll.unregister(fd)
                     self._died(by_fd[fd], board)
-            if loading and (board.ranks()["state"] >= RankState.LOADED).all():
+            # Named, not compared: FAILED is beyond LOADED too, and a rank's exit comes seconds behind its last words.
+            if loading and np.isin(board.ranks()["state"], (RankState.LOADED, RankState.RUNNING)).all():
                 loading = False
                 shutil.rmtree(rendezvous)  # all have met; if we are killed from here on, nothing of it is left
                 self._tell(Event.LOADED, "")

@@ -135,6 +135,18 @@ async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(ra
     assert "SIGKILL" in log.read_text()
 
 
+def test_a_rank_that_cannot_load_ends_the_daemon_before_it_is_ready_with_one_line_that_says_why(log):
+    """[R3] The rank's row says FAILED while its process still ends: main must not take that for loaded."""
+    daemon = Daemon("kv.memory_bytes=1000", log=log, wait=False)
+    try:
+        assert daemon.process.wait(120) == 1
+    finally:
+        daemon.kill_all()
+    said = log.read_text()
+    assert "rank 0 has ended: StartError: 1000 bytes for KV do not hold one page" in said
+    assert "ready:" not in said and "Traceback" not in said
+
+
 def test_the_log_says_where_a_free_port_was_taken(log):
     daemon = Daemon("server.port=0", config="sim.toml", log=log, wait=False)
     try:
