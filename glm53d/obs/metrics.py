@@ -27,6 +27,11 @@ _GROWING = frozenset(
         "retracted",
         "expired",
         "dropped",
+        "thinking_forced",
+        "sessions_kept",
+        "sessions_resumed",
+        "sessions_expired",
+        "sessions_evicted",
         "stale_records",
         "books_checked",
     )

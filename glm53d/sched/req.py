@@ -5,7 +5,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import GENERATE, HELPER, IGNORE_EOS, OUTPUT, FinishReason, align8
+from glm53d.ipc.records import GENERATE, HELPER, IGNORE_EOS, OUTPUT, THINKING_FORCED, FinishReason, align8
 
 MAX_LEVEL = 16  # of a request's priority, up and down: what bounds how long it can be overtaken
 
@@ -14,7 +14,7 @@ class ReqState(IntEnum):
     """Where a request stands. Legal changes are in NEXT."""
 
     WAITING = 0  # in the queue: new or retracted; holds no page
-    PREFILL = 1  # has a slot and pages, its last prompt token is in no step yet
+    PREFILL = 1  # has a slot and pages; tokens of its prompt, or forced ones, are in no step yet
     DECODE = 2  # in every step
     DONE = 3  # nothing of it is left
 
@@ -22,7 +22,7 @@ class ReqState(IntEnum):
 NEXT = {
     ReqState.WAITING: (ReqState.PREFILL, ReqState.DONE),
     ReqState.PREFILL: (ReqState.DECODE, ReqState.WAITING, ReqState.DONE),
-    ReqState.DECODE: (ReqState.WAITING, ReqState.DONE),
+    ReqState.DECODE: (ReqState.PREFILL, ReqState.WAITING, ReqState.DONE),
     ReqState.DONE: (),
 }
 
@@ -47,6 +47,7 @@ class Req:
     order: int  # arrival number
     wanted_rank: int = -1  # attention-DP rank that it must go to, -1: any
     level: int = 0  # priority, one less for a helper; larger goes first and is retracted last
+    session: int = 0  # whose turn it is, 0: nobody's; a helper is no turn
     deadline_ns: int = 0  # for its first token, 0: none
     uncached: int = 0  # tokens that must be computed, as estimated when it began to wait
     state: ReqState = ReqState.WAITING
@@ -56,6 +57,7 @@ class Req:
     tree_pages: int = 0  # leading pages of its table that the tree owns; the others are its own
     cached_tokens: int = -1  # found at first admission, never changed after [F-D7]
     num_retractions: int = 0
+    thinking_forced: bool = False  # the end of its thinking was not the model's own
     num_accepted: int = 0  # draft tokens, before it took its slot
     inbox_ns: int = 0
     waiting_since_ns: int = 0
@@ -93,13 +95,15 @@ class Req:
             offset += align8(int(head[name]) * size)
         rid = bytes(part(np.uint8, int(head["rid_bytes"]))).decode()
         cached = int(head["cached_device"])
-        level = int(head["priority"]) - bool(int(head["flags"]) & HELPER)
+        is_helper = bool(int(head["flags"]) & HELPER)
+        level = int(head["priority"]) - is_helper
         return cls(
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
             num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
             stop_strings=stop_strings, rid=rid, order=order, wanted_rank=int(head["dp_rank"]),
             level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
-            deadline_ns=int(head["deadline_ns"]), cached_tokens=cached, inbox_ns=now_ns,
+            session=0 if is_helper else int(head["session"]), deadline_ns=int(head["deadline_ns"]),
+            thinking_forced=bool(int(head["flags"]) & THINKING_FORCED), cached_tokens=cached, inbox_ns=now_ns,
             waiting_since_ns=now_ns,
         )  # fmt: skip
 
@@ -119,6 +123,10 @@ class Slots:
         self.prefix_len = np.zeros(max_slots, np.int64)
         self.computed_len = np.zeros(max_slots, np.int64)
         self.end_len = np.zeros(max_slots, np.int64)  # seq_len at which it ends, having put out max_output
+        self.think_left = np.full(
+            max_slots, -1, np.int64
+        )  # tokens until thinking is ended by force, -1: it is not [R46]
+        self.num_thinking = 0  # running requests with such a limit: while 0, nobody looks
         self.needs_value = np.zeros(max_slots, bool)  # its next step hangs on the value of its last token
         self.num_output = np.zeros(max_slots, np.int64)
         self.max_output = np.zeros(max_slots, np.int64)
@@ -172,12 +180,19 @@ class Slots:
         slot = req.slot
         self.reqs[slot] = None
         self.num_with_stops -= req.has_stops
+        self.limit_thinking(np.array([slot]), np.array([-1]))
         req.slot = -1
         if self.prefix_len[slot] > self.computed_len[slot]:
             self.gone[slot] = True
             self._leaving.append((last_step, slot))
         else:
             self._free.append(slot)
+
+    def limit_thinking(self, slots: np.ndarray, left: np.ndarray) -> None:
+        """So many tokens may come before thinking is ended. Before the last of them a row waits for its value. [R34]"""
+        self.num_thinking += int(np.count_nonzero(left >= 0)) - int(np.count_nonzero(self.think_left[slots] >= 0))
+        self.think_left[slots] = left
+        self.needs_value[slots] = (left == 0) | (left == 1)
 
     def collected(self, step: int) -> None:
         """A step's result is in: slots that only it still named are free."""
@@ -211,6 +226,7 @@ def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> np.void:
     head["cached_device"] = max(0, req.cached_tokens)
     head["num_retractions"] = req.num_retractions
     head["num_accepted"] = req.num_accepted
+    head["flags"] = THINKING_FORCED if req.thinking_forced else 0
     head["dp_rank"] = req.dp_rank
     head["inbox_ns"] = req.inbox_ns
     head["queue_ns"] = req.queue_ns

@@ -4,9 +4,10 @@ import numpy as np
 
 from glm53d._native import cut
 from glm53d.ipc.batch import Batch, Mode, StepResult
-from glm53d.ipc.records import ROW_FEED, FinishReason
+from glm53d.ipc.records import ROW_FEED, THINKING_FORCED, FinishReason
 from glm53d.sched.scheduler import Scheduler
 
+NO_ROWS = np.empty(0, np.int64)
 GOES_ON, END_OF_TURN, FULL = 0, 1, 2  # verdicts of native cut()
 
 
@@ -44,6 +45,9 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         slot, ids, counts = slot[rows], ids[rows], counts[rows]
     if not len(slot):
         return
+    forced = NO_ROWS
+    if slots.num_thinking:
+        ids, counts, forced = _end_thinking(sched, slot, ids, counts)
     cuts = cut(slot, ids, counts, slots.num_output, slots.max_output, slots.ignore_eos, sched.is_eos)
     counts, verdict = cuts[:, 0].copy(), cuts[:, 1]
     stopped = _look_closer(sched, slot, ids, counts, verdict) if slots.num_with_stops else {}
@@ -54,16 +58,20 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         # Drafts that were refused or cut off are computed for nothing.
         slots.prefix_len[slot] = slots.computed_len[slot] = slots.seq_len[slot] - 1
         slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
+    if len(forced):
+        _compute_forced(sched, slot, counts, verdict, forced)
     for i in verdict.nonzero()[0].tolist():
         req = slots.reqs[slot[i]]
         assert req is not None
+        matched_id = -1
         if i in stopped:  # also where an end of turn completes it: what is cut off counts
             sched.throttle.finish(req, FinishReason.STOP, matched_stop=stopped[i])
         elif verdict[i] == END_OF_TURN:
-            sched.throttle.finish(req, FinishReason.STOP, matched_id=int(ids[i, counts[i] - 1]))
+            matched_id = int(ids[i, counts[i] - 1])
+            sched.throttle.finish(req, FinishReason.STOP, matched_id=matched_id)
         else:
             sched.throttle.finish(req, FinishReason.LENGTH)
-        sched.finish(req)
+        sched.finish(req, made_calls=matched_id == sched.limits.calls_end)
 
 
 def _measure(sched: Scheduler, batch: Batch, prompts: np.ndarray, took_ns: int) -> None:
@@ -95,6 +103,46 @@ def _prompts(sched: Scheduler, prompt_slots: np.ndarray, now_ns: int) -> None:
             head["prefill_done_ns"] = now_ns
         if sched.prompt_is_computed(req):
             sched.release_siblings(req)
+
+
+def _end_thinking(
+    sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Put the end of thinking behind the last token that a budget allows, as if it had been sampled. [R46]
+
+    Returns:
+        ids and counts, copies where changed; indices of the rows that this was done to.
+    """
+    slots, end = sched.slots, sched.limits.think_end
+    left, place = slots.think_left[slot], np.arange(ids.shape[1])
+    said = ((ids == end) & (place < counts[:, None]) & (place <= left[:, None])).any(axis=1)
+    goes_on = (left >= 0) & ~said
+    forced = goes_on & (counts >= left)
+    slots.limit_thinking(slot, np.where(goes_on & ~forced, left - counts, -1))
+    rows = np.flatnonzero(forced)
+    if len(rows):
+        ids, counts = np.pad(ids, ((0, 0), (0, 1)), constant_values=-1), counts.copy()
+        ids[rows, left[rows]] = end
+        counts[rows] = left[rows] + 1
+    return ids, counts, rows
+
+
+def _compute_forced(
+    sched: Scheduler, slot: np.ndarray, counts: np.ndarray, verdict: np.ndarray, forced: np.ndarray
+) -> None:
+    """Behind a forced end of thinking: ranks know another last token, so all that is new is computed from its ids."""
+    slots = sched.slots
+    slots.prefix_len[slot[forced]] = slots.computed_len[slot[forced]] = slots.seq_len[slot[forced]] - counts[forced]
+    for i in forced.tolist():
+        req = slots.reqs[slot[i]]
+        assert req is not None
+        if sched.log.get(slot[i])[-1] != sched.limits.think_end:
+            continue  # it ended before
+        sched.counters.thinking_forced += 1
+        req.thinking_forced = True
+        slots.out_heads[slot[i]]["flags"] |= THINKING_FORCED
+        if verdict[i] == GOES_ON:
+            sched.compute_forced(req)
 
 
 def _look_closer(

@@ -39,6 +39,7 @@ from glm53d.sched.measure import LongestGap, Rate, StepCost
 from glm53d.sched.placement import RankLoad, least_cost
 from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
+from glm53d.sched.sessions import Sessions
 from glm53d.sched.throttle import Throttle
 
 ROW_COLUMNS = ("row_slot", "row_prefix_len", "row_dp_rank", "row_extend_len", "row_flags")
@@ -63,10 +64,13 @@ class Limits:
     eos_ids: tuple[int, ...]
     vocab_size: int
     think_end: int  # the id that ends reasoning
+    calls_end: int  # the id that ends a turn with tool calls
     hash_key: bytes = bytes(16)
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start
     queue_timeout_ns: int = 0  # 0: none
+    session_ttl_ns: int = 0  # how long a session's prefix is kept behind a turn with tool calls; 0: not [R45]
+    max_session_pages: int = 0  # per attention-DP rank, that are kept so
     max_in_flight: int = 1  # steps launched before the first one's result: 2 overlaps planning with computing [R34]
     num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
     debug: bool = False  # check the books after every step
@@ -96,6 +100,7 @@ class Limits:
 class DpRank:
     """One attention-DP rank's pool, tree and running requests."""
 
+    index: int
     pool: PagePool
     tree: PrefixTree
     prefilling: list[Req] = field(default_factory=list)  # admission order
@@ -114,6 +119,7 @@ class Counters:
     aborted: int = 0
     retracted: int = 0
     dropped: int = 0  # tokens sampled for requests that had ended while their step ran
+    thinking_forced: int = 0  # times that thinking was ended because its budget was used up
     expired: int = 0  # waited too long, or could not meet their deadline
     stale: int = 0
     books_checked: int = 0
@@ -164,8 +170,10 @@ class Scheduler:
         self.limits = limits
         self.world_id = world_id
         self.ranks = [
-            DpRank(PagePool(limits.num_pages), PrefixTree(limits.page_size)) for _ in range(limits.attn_dp_size)
+            DpRank(i, PagePool(limits.num_pages), PrefixTree(limits.page_size)) for i in range(limits.attn_dp_size)
         ]
+        trees = [rank.tree for rank in self.ranks]
+        self.sessions = Sessions(trees, limits.session_ttl_ns, limits.max_session_pages)
         self.slots = Slots(limits.max_running, limits.page_size)
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
         self.stops = StopTable(limits.max_running, vocab, limits.think_end)
@@ -185,6 +193,7 @@ class Scheduler:
         self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
         self._decode_rows = DecodeRows.make([0], limits.decode_len)
+        self._forced: list[Req] = []  # that must compute tokens they have not sampled, and may lack pages for them
         self._inits: list[Req] = []
         self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
 
@@ -202,6 +211,7 @@ class Scheduler:
             self.throttle.finish_unadmitted(req, FinishReason.ERROR, message)
             return
         req.uncached = len(req.tokens) - self.limits.page_size * max(rank.tree.peek(req.hashes) for rank in self.ranks)
+        self.sessions.touch(req.session, now_ns)
         self.reqs[req.handle] = req
         self._enqueue(req, now_ns)
 
@@ -231,6 +241,8 @@ class Scheduler:
         """Free every cached page that no running request holds; how many."""
         num_pages = 0
         for rank in self.ranks:
+            while self.sessions.evict(rank.index):
+                pass
             pages = rank.tree.evict(rank.tree.evictable_pages)
             rank.pool.free(pages)
             num_pages += len(pages)
@@ -310,6 +322,11 @@ class Scheduler:
         retracted whose last token is not known yet.
         """
         slots, limits = self.slots, self.limits
+        while self._forced:
+            req = self._forced[-1]
+            if req.state is ReqState.PREFILL and not self._grow(req, int(slots.seq_len[req.slot]) + limits.headroom):
+                return None
+            self._forced.pop()
         while True:
             decode = self.decoding_slots()
             prefix_len, sit_out, need_pages = ready_rows(
@@ -322,12 +339,16 @@ class Scheduler:
                 req = slots.reqs[decode[i]]
                 if req is None or req.state is not ReqState.DECODE:
                     continue  # retracted for one before it
-                need_len = int(prefix_len[i]) + 1 + limits.headroom
-                count = policy.pages_for(need_len, limits.page_size) - int(slots.num_pages[req.slot])
-                if (pages := self._pages_for_running(req, count)) is not None:
-                    self._append_pages(req, pages)
-                elif self.in_flight:
+                if not self._grow(req, int(prefix_len[i]) + 1 + limits.headroom):
                     return None
+
+    def _grow(self, req: Req, num_tokens: int) -> bool:
+        """See that a running request has pages for so many tokens; False: results in flight must come first."""
+        count = policy.pages_for(num_tokens, self.limits.page_size) - int(self.slots.num_pages[req.slot])
+        if count > 0 and (pages := self._pages_for_running(req, count)) is not None:
+            self._append_pages(req, pages)
+            return True
+        return count <= 0 or not self.in_flight
 
     def _pages_for_running(self, req: Req, count: int) -> np.ndarray | None:
         """Pages for a running request, retracting others until there are.
@@ -356,7 +377,7 @@ class Scheduler:
 
         def take(req: Req) -> None:
             prefix_len = int(self.slots.prefix_len[req.slot])
-            num_tokens = budgets[req.dp_rank].chunk(prefix_len, len(req.tokens) - prefix_len)
+            num_tokens = budgets[req.dp_rank].chunk(prefix_len, int(self.slots.seq_len[req.slot]) - prefix_len)
             if num_tokens:
                 chunks.append((req, num_tokens))
 
@@ -407,7 +428,7 @@ class Scheduler:
             batch.dp_num_tokens = np.array([batch.num_tokens], np.int32)
         slots.prefix_len[batch.row_slot] += batch.row_extend_len
         for req, _ in chunks:
-            if slots.prefix_len[req.slot] == len(req.tokens):
+            if slots.prefix_len[req.slot] == slots.seq_len[req.slot]:
                 self._begin_decode(req)
         self._add_changes(batch)
         return batch
@@ -417,9 +438,9 @@ class Scheduler:
         ids, columns = [batch.input_ids], []
         for req, num_tokens in chunks:
             start = int(self.slots.prefix_len[req.slot])
-            flags = ROW_SAMPLE if start + num_tokens == len(req.tokens) else 0
+            flags = ROW_SAMPLE if start + num_tokens == self.slots.seq_len[req.slot] else 0
             columns.append((req.slot, start, req.dp_rank, num_tokens, flags))
-            ids.append(req.tokens[start : start + num_tokens])
+            ids.append(self._known_ids(req, start, num_tokens))
         rows = np.array(columns, np.int32)
         for i, name in enumerate(ROW_COLUMNS):
             setattr(batch, name, np.concatenate([getattr(batch, name), rows[:, i]]))
@@ -431,6 +452,12 @@ class Scheduler:
             batch.input_ids = np.concatenate([batch.input_ids[starts[i] : ends[i]] for i in order])
             for name in ROW_COLUMNS:
                 setattr(batch, name, getattr(batch, name)[order])
+
+    def _known_ids(self, req: Req, start: int, count: int) -> np.ndarray:
+        """Ids of a running request; those since admission are in the log."""
+        if (in_log := start - len(req.tokens)) >= 0:
+            return self.log.get(req.slot, in_log)[:count]
+        return req.tokens[start : start + count]
 
     def _add_changes(self, batch: Batch) -> None:
         """Put what ranks must know before the step into the batch: new slots' parameters, new pages in tables."""
@@ -509,8 +536,13 @@ class Scheduler:
         slot = self.slots.take(req, self._max_output(req), now_ns)
         self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
+        if (budget := int(req.head["thinking_budget"])) >= 0:
+            said = req.tokens[req.num_prompt_ids :]
+            left = -1 if (said == self.limits.think_end).any() else max(0, budget - len(said))
+            self.slots.limit_thinking(np.array([slot]), np.array([left]))
         if req.stop_strings:
             self._watch_stops(req)
+        self.sessions.resume(req.session)
         self._inits.append(req)
         self._append_pages(req, np.concatenate([matched, pages]))
         self.ranks[dp_rank].prefilling.append(req)
@@ -529,8 +561,10 @@ class Scheduler:
         return min(int(req.head["max_new_tokens"]), self.limits.max_seq_len - req.num_prompt_ids)
 
     def _allocate(self, rank: DpRank, count: int, headroom: int = 0) -> np.ndarray | None:
-        """Pages from the pool, evicting what nobody uses; None, with nothing changed, when there are too few."""
+        """Pages from the pool, evicting what nobody uses, then what sessions keep; None when there are too few."""
         short = count + headroom - rank.pool.num_free
+        while short > rank.tree.evictable_pages and self.sessions.evict(rank.index):
+            pass
         if short > rank.tree.evictable_pages:
             return None
         if short > 0:
@@ -551,6 +585,15 @@ class Scheduler:
         rank.decoding.append(req.slot)
         self._decode_slots = None
 
+    def compute_forced(self, req: Req) -> None:
+        """What the model did not say itself must be computed before it goes on: first thing in the next step."""
+        req.become(ReqState.PREFILL)
+        rank = self.ranks[req.dp_rank]
+        rank.decoding.remove(req.slot)
+        rank.prefilling.insert(0, req)
+        self._forced.append(req)
+        self._decode_slots = None
+
     def keep_prefix(self, req: Req) -> None:
         """Hand a request's computed full pages to the prefix tree, so that others share them from now on."""
         rank, slot = self.ranks[req.dp_rank], req.slot
@@ -569,8 +612,14 @@ class Scheduler:
             rank.pool.free(mine[twice])
         req.node, req.tree_pages = node, full
 
-    def finish(self, req: Req) -> None:
-        """A running request is over: its full pages stay cached, the rest and its slot are free."""
+    def finish(self, req: Req, *, made_calls: bool = False) -> None:
+        """A running request is over: its full pages stay cached, the rest and its slot are free.
+
+        made_calls: the client will come back with their results, so the pages are kept for its session.
+        """
+        if made_calls and req.session:
+            self.keep_prefix(req)
+            self.sessions.keep(req.session, req.dp_rank, req.node, req.tree_pages, self.throttle.now_ns)
         self._leave_rank(req)
         req.become(ReqState.DONE)
         self._forget(req)
@@ -642,7 +691,8 @@ class Scheduler:
                 req.wanted_rank = first.dp_rank
 
     def _expire(self, now_ns: int) -> None:
-        """Give up what waited too long, and what has a deadline that it cannot meet any more."""
+        """Give up what waited too long, what has a deadline that it cannot meet any more, and what sessions keep."""
+        self.sessions.expire(now_ns)
         for req in self.waiting.pop_expired(now_ns):
             self.waiting.remove(req)
             timed_out = self.limits.queue_timeout_ns and now_ns - req.inbox_ns >= self.limits.queue_timeout_ns

@@ -48,6 +48,11 @@ class Vocab:
         """The id that ends the model's reasoning."""
         return self.control_id("</think>")
 
+    @property
+    def calls_end(self) -> int:
+        """The id that ends a turn of the model's with tool calls: their results come next."""
+        return self.control_id("<|observation|>")
+
     def control_id(self, spelling: str) -> int:
         """The id of an added token, as "<think>". Raises CheckpointError when the tokenizer has none so spelled."""
         if spelling not in self.added:

@@ -175,6 +175,7 @@ class Leader:
     def show_load(self) -> None:
         """Write each attention-DP rank's row on the board: once a step as it begins, and when idle. [R8]"""
         sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
+        kept = sched.sessions.counters
         step_start_ns = self.launched[0][1] if self.launched else 0
         decode, longest_gap_ns = sched.decoding_slots(), sched.longest_gap.longest_ns(now)
         for i, rank in enumerate(sched.ranks):
@@ -188,6 +189,7 @@ class Leader:
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
                 c.retracted, c.stale, c.books_checked, c.expired, c.dropped,
+                c.thinking_forced, kept.kept, kept.resumed, kept.expired, kept.evicted,
                 sched.prefill_rate.per_second, longest_gap_ns,
             )  # fmt: skip
             start = end

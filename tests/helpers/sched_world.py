@@ -41,7 +41,7 @@ def generate_record(
     head["num_page_hashes"], head["num_stop_ids"], head["max_new_tokens"] = len(hashes), len(stop_ids), max_new
     strings = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, stop))
     head["stop_bytes"] = len(strings)
-    head["stream_interval"], head["dp_rank"], head["cached_device"] = 1, -1, -1
+    head["stream_interval"], head["dp_rank"], head["cached_device"], head["thinking_budget"] = 1, -1, -1, -1
     for name, value in fields.items():
         head[name] = value
     parts = [head.tobytes()]
@@ -76,7 +76,7 @@ class SchedWorld:
         vocab = len(tokens)
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
                  "max_step_tokens": 24, "max_step_area": 1 << 30} | limits  # fmt: skip
-        self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, hash_key=KEY)
+        self.limits = Limits(**sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, calls_end=0, hash_key=KEY)
         self.sched = Scheduler(self.limits, ByteVocab(tokens, [False] * vocab))
         self.rng = random.Random(seed)
         self.vocab, self.eos_chance = vocab, eos_chance
@@ -137,7 +137,16 @@ class SchedWorld:
         """The oldest step in flight is over."""
         batch, result, end_ns = self.launched.popleft()
         self.now = max(self.now, end_ns)
+        for slot, count in zip(batch.row_slot, result.counts, strict=True):
+            if count and (req := self.sched.slots.reqs[slot]) is not None and not self.sched.slots.gone[slot]:
+                self.end_thinking(req.handle, int(req.head["thinking_budget"]))
         results.apply(self.sched, batch, result, self.now)
+
+    def end_thinking(self, handle: int, budget: int) -> None:
+        """What a used up budget makes of what was sampled. [R46]"""
+        said, end = self.sampled[handle], self.vocab - 1
+        if 0 <= budget <= len(said) and end not in said[: budget + 1]:
+            self.sampled[handle] = [*said[:budget], end]
 
     def pause(self, *, retract: bool) -> None:
         """As the leader does it."""

@@ -7,6 +7,7 @@ nobody was admitted before one that goes first.
 import os
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,8 @@ def drive(seed: int, steps: int) -> SchedWorld:
         ageing_ns=rng.choice([0, 20, 1000]),
         num_draft_tokens=rng.choice([0, 0, 2]),
         max_in_flight=rng.choice([1, 2]),
+        session_ttl_ns=rng.choice([0, 5, 100]),
+        max_session_pages=rng.choice([4, 100]),
     )
     needs_value = rng.choice([0.0, 0.1])
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
@@ -41,6 +44,7 @@ def drive(seed: int, steps: int) -> SchedWorld:
             fields = {
                 "priority": rng.choice([-3, 0, 0, 1]), "flags": rng.choice([0, 0, HELPER]),
                 "deadline_ns": rng.choice([0, 0, world.now + 30]), "stream_interval": rng.choice([1, 1, 3, 50]),
+                "session": rng.choice([0, 1, 2, 3]), "thinking_budget": rng.choice([-1, -1, 0, 1, 5]),
             }  # fmt: skip
             first, count = handle + 1, rng.choice([1, 1, 1, 4])  # several: answers to one prompt [R20]
             fields["group"] = first if count > 1 else 0
@@ -55,13 +59,15 @@ def drive(seed: int, steps: int) -> SchedWorld:
         if rng.random() < 0.05 and world.sched.reqs:
             world.sched.abort(rng.choice(list(world.sched.reqs)))
         if rng.random() < needs_value:
-            world.sched.slots.needs_value[:] = [rng.random() < 0.3 for _ in world.sched.slots.needs_value]
+            slots = world.sched.slots
+            at_random = np.array([rng.random() < 0.3 for _ in slots.needs_value])
+            slots.needs_value[:] = np.isin(slots.think_left, (0, 1)) | at_random
         if rng.random() < 0.05:
             world.ring_room = rng.choice([None, 0, 1, 5])
         world.step()
     world.sched.resume()
     world.ring_room = None
-    while world.sched.reqs or world.launched or world.sched.throttle.take_last():
+    while world.sched.reqs or world.launched or world.sched.throttle.take_last() or len(world.sched.sessions):
         world.step()
     return world
 
@@ -78,10 +84,14 @@ def test_books_balance_and_nothing_is_left_after_random_traffic(seed):
 
 def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
     """The test above is worth something only if these happen."""
-    counters = [drive(seed, 600).sched.counters for seed in range(8)]
+    worlds = [drive(seed, 600) for seed in range(8)]
+    counters = [world.sched.counters for world in worlds]
     assert sum(c.retracted for c in counters) > 10
     assert sum(c.expired for c in counters) > 10
     assert sum(c.dropped for c in counters) > 10
+    assert sum(c.thinking_forced for c in counters) > 10
+    kept = [w.sched.sessions.counters for w in worlds]
+    assert min(sum(getattr(k, name) for k in kept) for name in ("kept", "resumed", "expired", "evicted")) > 0
     assert sum(c.aborted for c in counters) > 10
     assert sum(c.cached_tokens for c in counters) > 1000
 

@@ -33,7 +33,7 @@ def ids(*values: int) -> np.ndarray:
         (records.SLOT_INIT, 40, {"temperature": 16}),
         (records.BATCH, 48, {"num_rows": 16}),
         (records.RESULT, 40, {"width": 36}),
-        (records.LOAD_ROW, 184, {"pages_total": 56}),
+        (records.LOAD_ROW, 224, {"pages_total": 56}),
         (records.RANK_ROW, 632, {"phase": 88, "last_words": 120}),
     ],
 )

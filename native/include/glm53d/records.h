@@ -124,7 +124,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, cached_storage)                                                                          \
   F(uint32_t, num_accepted)    /* draft tokens accepted */                                             \
   F(uint32_t, num_retractions)                                                                         \
-  F(uint32_t, flags)                                                                                   \
+  F(uint32_t, flags)           /* kThinkingForced */                                                   \
   F(int32_t, dp_rank)                                                                                  \
   F(uint32_t, error_bytes)                                                                             \
   F(uint64_t, inbox_ns)        /* marks [R23], CLOCK_MONOTONIC, 0: not reached */                      \
@@ -195,6 +195,11 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, books_checked)   /* times the books were found in order */ \
   F(uint64_t, expired)         /* waited too long, or too late for their deadline */ \
   F(uint64_t, dropped)         /* tokens sampled for requests that had ended */ \
+  F(uint64_t, thinking_forced) /* times that a thinking budget was used up */ \
+  F(uint64_t, sessions_kept)   /* prefixes kept behind turns that will go on */ \
+  F(uint64_t, sessions_resumed) /* the next turn came */ \
+  F(uint64_t, sessions_expired) /* it did not come in time */ \
+  F(uint64_t, sessions_evicted) /* others needed the room */ \
   F(uint64_t, prefill_rate)    /* prompt tokens per second the node computes */ \
   F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */
 
@@ -228,7 +233,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 184)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 224)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;

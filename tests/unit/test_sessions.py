@@ -1,0 +1,82 @@
+"""A session's prefix is kept between a tool call and its result. [R45]"""
+
+from glm53d.ipc.records import HELPER
+from tests.helpers.sched_world import SchedWorld
+
+CALLS_END, OTHER_END = 0, 9
+
+
+def world_of(last_id: int = CALLS_END, **limits: int) -> SchedWorld:
+    """Sixteen pages, of which sessions may keep eight for 100 ns; each answer is one id."""
+    world = SchedWorld(**{"num_pages": 16, "session_ttl_ns": 100, "max_session_pages": 8} | limits)
+    world.sample = lambda: last_id
+    return world
+
+
+def run(world: SchedWorld, handle: int, first: int, length: int, **fields: int) -> int:
+    """One request from its arrival to its end; the tokens it found."""
+    world.send(handle, [first] * length, 1, **fields)
+    while world.sched.reqs:
+        world.step()
+    return int(world.last_heads[handle]["cached_device"])
+
+
+def test_what_a_turn_with_calls_has_computed_is_there_for_the_next_one_whoever_came_between():
+    world = world_of()
+    run(world, 1, 1, 20, session=5)
+    for handle in range(2, 8):
+        run(world, handle, handle, 28)
+    assert run(world, 8, 1, 24, session=5) == 20
+    assert (world.sched.sessions.counters.kept, world.sched.sessions.counters.resumed) == (2, 1)
+
+
+def test_a_turn_that_ends_otherwise_a_helpers_and_one_without_session_are_not_kept():
+    world = world_of(OTHER_END)
+    run(world, 1, 1, 20, session=5)
+    assert len(world.sched.sessions) == 0
+    world = world_of()
+    run(world, 1, 1, 20, session=5, flags=HELPER)
+    run(world, 2, 1, 20)
+    assert len(world.sched.sessions) == 0
+
+
+def test_a_helper_of_the_session_leaves_what_is_kept_alone():
+    """[F-J3]"""
+    world = world_of()
+    run(world, 1, 1, 20, session=5)
+    run(world, 2, 2, 8, session=5, flags=HELPER)
+    assert len(world.sched.sessions) == 1 and world.sched.sessions.counters.resumed == 0
+
+
+def test_what_is_kept_makes_nobody_wait():
+    world = world_of()
+    run(world, 1, 1, 20, session=5)
+    run(world, 2, 2, 62)
+    assert world.sched.sessions.counters.evicted == 1 and world.sched.counters.retracted == 0
+
+
+def test_a_session_that_does_not_come_back_in_time_is_forgotten_and_a_waiting_turn_counts_as_back():
+    world = world_of(max_running=1)
+    run(world, 1, 1, 20, session=5)
+    world.now += 90
+    world.sched.sessions.touch(5, world.now)
+    world.now += 90
+    world.step()
+    assert len(world.sched.sessions) == 1
+    world.now += 20
+    world.step()
+    assert len(world.sched.sessions) == 0 and world.sched.sessions.counters.expired == 1 and world.is_idle()
+
+
+def test_sessions_keep_no_more_than_their_share_the_longest_unused_goes_first():
+    world = world_of()
+    for handle in (1, 2, 3):
+        run(world, handle, handle, 16, session=handle)
+    assert world.sched.sessions.counters.evicted == 1
+    assert [run(world, 10 + h, h, 20, session=h) for h in (2, 3)] == [16, 16]
+
+
+def test_a_flushed_cache_keeps_nothing():
+    world = world_of()
+    run(world, 1, 1, 20, session=5)
+    assert world.sched.flush_cache() == 5 and world.is_idle()

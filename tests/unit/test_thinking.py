@@ -1,0 +1,65 @@
+"""Thinking budgets: the end of thinking enters like a sampled id, and the model goes on behind it. [R46]"""
+
+import pytest
+
+from glm53d.ipc.records import THINKING_FORCED, FinishReason
+from tests.helpers.sched_world import SchedWorld
+
+END = 49  # of thinking
+
+
+def answer(budget: int, says: list[int], **limits: int) -> tuple[SchedWorld, list[int]]:
+    """What a client gets of a model that says so, then id 7 for ever; 12 tokens at most."""
+    world = SchedWorld(num_pages=100, **limits)
+    script = iter(says)
+    world.sample = lambda: next(script, 7)
+    world.send(1, [1, 2, 3], 12, thinking_budget=budget)
+    while world.sched.reqs or world.launched:
+        world.step()
+    world.step()
+    assert world.is_idle() and world.sched.slots.num_thinking == 0
+    return world, world.received[1]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+@pytest.mark.parametrize("budget", [0, 1, 2, 4, 5])
+def test_thinking_ends_where_the_budget_does_and_the_answer_goes_on(budget, max_in_flight):
+    world, ids = answer(budget, [], max_in_flight=max_in_flight)
+    assert ids == [7] * budget + [END] + [7] * (11 - budget)
+    assert int(world.last_heads[1]["flags"]) == THINKING_FORCED and world.sched.counters.thinking_forced == 1
+
+
+@pytest.mark.parametrize("says", [[END], [5, END], [5, 5, 5, END], [5, 5, 5, 5, END]])
+def test_who_ends_thinking_in_time_is_left_alone(says):
+    world, ids = answer(4, says)
+    if len(says) <= 4:
+        assert ids == says + [7] * (12 - len(says)) and world.sched.counters.thinking_forced == 0
+    else:
+        assert ids[:5] == [5, 5, 5, 5, END]
+
+
+def test_an_end_of_turn_at_the_last_token_allowed_ends_the_turn():
+    world, ids = answer(2, [5, 0])
+    assert ids == [5, 0] and world.ended[1] is FinishReason.STOP and world.sched.counters.thinking_forced == 0
+
+
+def test_a_block_of_drafts_is_cut_where_the_budget_ends():
+    for seed in range(8):
+        world, ids = answer(5, [], num_draft_tokens=2, seed=seed)
+        assert ids == [7] * 5 + [END] + [7] * 6 and int(world.last_heads[1]["flags"]) == THINKING_FORCED
+
+
+def test_a_retracted_request_has_the_rest_of_its_budget():
+    world = SchedWorld(num_pages=8, eos_chance=0)
+    world.sample = lambda: 7
+    for handle in (1, 2):
+        world.send(handle, [handle] * 8, 20, thinking_budget=11)
+    while world.sched.reqs:
+        world.step()
+    assert world.sched.counters.retracted >= 1 and world.received[1] == world.received[2] == [7] * 11 + [END] + [7] * 8
+    assert all(int(head["flags"]) == THINKING_FORCED for head in world.last_heads.values())
+
+
+def test_without_a_budget_nothing_is_forced():
+    world, ids = answer(-1, [])
+    assert ids == [7] * 12 and int(world.last_heads[1]["flags"]) == 0
