@@ -1,28 +1,63 @@
-"""Which attention-DP rank a request goes to: a pure function of queues and cached pages. [R25]"""
+"""Which attention-DP rank a request goes to: pure functions of true queues and cached pages. [R25]
 
-from collections.abc import Sequence
+Each orders the ranks, best first; the scheduler takes the first that has room. `turn` is where equal ranks begin: it moves
+on with each request, so they fill evenly.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """One attention-DP rank at the moment of admission, in tokens."""
+    """One attention-DP rank at the moment of admission, in tokens but for the last two."""
 
     queued_prefill: int  # admitted there and not yet computed
     running: int  # KV of running requests
     cached: int  # of this request's prompt
+    num_requests: int = 0  # admitted there
+    keeps_session: bool = False  # the request's session has its prefix kept there
 
 
-def least_cost(num_tokens: int, loads: Sequence[RankLoad], order: Sequence[int]) -> list[int]:
-    """Ranks, best first: predicted tokens until the first token, then decode load, then `order`.
+def least_cost(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
+    """By predicted tokens until the first token, then where the session's prefix is kept, then by decode load.
 
-    A cached prefix counts as the tokens it saves, so affinity never pins everything to one hot rank. `order` breaks
-    ties (the caller rotates it), so equal ranks fill evenly.
+    A cached prefix counts as the tokens it saves, so affinity never pins everything to one hot rank. [F-I3] [F-I4]
     """
-    rank_of = {rank: i for i, rank in enumerate(order)}
 
-    def cost(rank: int) -> tuple[int, int, int]:
+    def cost(rank: int) -> tuple[int, bool, int]:
         load = loads[rank]
-        return load.queued_prefill + num_tokens - load.cached, load.running, rank_of[rank]
+        return load.queued_prefill + num_tokens - load.cached, not load.keeps_session, load.running
 
-    return sorted(range(len(loads)), key=cost)
+    return sorted(_from(turn, len(loads)), key=cost)
+
+
+def round_robin(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
+    """One after the other, whatever they do."""
+    return _from(turn, len(loads))
+
+
+def total_requests(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
+    """By how many requests they have admitted."""
+    return sorted(_from(turn, len(loads)), key=lambda rank: loads[rank].num_requests)
+
+
+def total_tokens(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
+    """By the tokens they hold or must yet compute."""
+    return sorted(_from(turn, len(loads)), key=lambda rank: loads[rank].queued_prefill + loads[rank].running)
+
+
+def _from(turn: int, count: int) -> list[int]:
+    first = turn % count
+    return [*range(first, count), *range(first)]
+
+
+Policy = Callable[[int, Sequence[RankLoad], int], list[int]]
+
+POLICIES: dict[str, Policy] = {
+    "least_cost": least_cost,
+    "round_robin": round_robin,
+    "total_requests": total_requests,
+    "total_tokens": total_tokens,
+}
+"""By the names of scheduler.placement."""

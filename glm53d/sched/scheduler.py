@@ -36,7 +36,7 @@ from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
 from glm53d.sched.measure import LongestGap, Rate, StepCost
-from glm53d.sched.placement import RankLoad, least_cost
+from glm53d.sched.placement import POLICIES, RankLoad
 from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.sessions import Sessions
@@ -69,6 +69,7 @@ class Limits:
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start
     queue_timeout_ns: int = 0  # 0: none
+    placement: str = "least_cost"  # a name in placement.POLICIES
     session_ttl_ns: int = 0  # how long a session's prefix is kept behind a turn with tool calls; 0: not [R45]
     max_session_pages: int = 0  # per attention-DP rank, that are kept so
     max_in_flight: int = 1  # steps launched before the first one's result: 2 overlaps planning with computing [R34]
@@ -174,6 +175,7 @@ class Scheduler:
         ]
         trees = [rank.tree for rank in self.ranks]
         self.sessions = Sessions(trees, limits.session_ttl_ns, limits.max_session_pages)
+        self._place = POLICIES[limits.placement]
         self.slots = Slots(limits.max_running, limits.page_size)
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
         self.stops = StopTable(limits.max_running, vocab, limits.think_end)
@@ -512,17 +514,19 @@ class Scheduler:
             return [req.wanted_rank]
         if len(self.ranks) == 1:
             return [0]
-        size = self.limits.page_size
+        size, slots = self.limits.page_size, self.slots
+        session_rank = self.sessions.rank_of(req.session)
         loads = [
             RankLoad(
-                queued_prefill=sum(len(r.tokens) - int(self.slots.prefix_len[r.slot]) for r in rank.prefilling),
-                running=int(self.slots.seq_len[rank.decoding].sum()),
+                queued_prefill=sum(int(slots.seq_len[r.slot] - slots.prefix_len[r.slot]) for r in rank.prefilling),
+                running=int(slots.seq_len[rank.decoding].sum()),
                 cached=rank.tree.peek(req.hashes[:usable]) * size,
+                num_requests=len(rank.prefilling) + len(rank.decoding),
+                keeps_session=rank.index == session_rank,
             )
             for rank in self.ranks
         ]
-        turn = req.order % len(self.ranks)
-        return least_cost(len(req.tokens), loads, [*range(turn, len(self.ranks)), *range(turn)])
+        return self._place(len(req.tokens), loads, req.order)
 
     def _start(self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, now_ns: int) -> None:
         cached = len(matched) * self.limits.page_size

@@ -64,6 +64,11 @@ class Sessions:
             kept.expires_ns = now_ns + self._ttl_ns
             self._kept.move_to_end(session)
 
+    def rank_of(self, session: int) -> int:
+        """Where a session's prefix is kept, -1: nowhere."""
+        kept = self._kept.get(session)
+        return -1 if kept is None else kept.dp_rank
+
     def resume(self, session: int) -> None:
         """A turn of it was admitted and holds what it uses."""
         if session in self._kept:

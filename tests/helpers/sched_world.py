@@ -70,7 +70,7 @@ class SchedWorld:
         vocab: int = 50,
         tokens: list[bytes] | None = None,
         step_ns: Callable[[Batch], int] = lambda batch: 1,
-        **limits: int,
+        **limits: int | str,
     ):
         tokens = tokens or [b" %d" % i for i in range(vocab)]
         vocab = len(tokens)

@@ -6,7 +6,7 @@ import pytest
 from glm53d.ipc.batch import Mode, StepResult
 from glm53d.ipc.records import HELPER, IGNORE_EOS, PROBE, FinishReason
 from glm53d.sched import policy, results
-from glm53d.sched.placement import RankLoad, least_cost
+from glm53d.sched.placement import POLICIES, RankLoad, least_cost
 from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import Scheduler
 from tests.helpers.sched_world import SchedWorld, generate_record
@@ -308,11 +308,34 @@ def test_aborts_deep_in_a_blocked_queue_do_not_pile_up():
 )
 def test_placement_takes_the_rank_with_the_least_cost(loads, best):
     """[R25]"""
-    assert least_cost(128, loads, [0, 1])[0] == best
+    assert least_cost(128, loads, 0)[0] == best
 
 
-def test_equal_ranks_fill_evenly():
-    world = SchedWorld(attn_dp_size=4, eos_chance=0)
+def test_a_session_goes_where_its_prefix_is_kept_when_nothing_else_speaks_against_it():
+    """[R25] a tie-break, never a rule."""
+    kept = RankLoad(0, 900, 64, keeps_session=True)
+    assert least_cost(128, [RankLoad(0, 0, 64), kept], 0)[0] == 1
+    assert least_cost(128, [RankLoad(0, 0, 65), kept], 0)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "order"),
+    [
+        ("round_robin", 4, [1, 2, 0]),
+        ("total_requests", 0, [2, 0, 1]),
+        ("total_tokens", 0, [1, 2, 0]),
+        ("least_cost", 0, [2, 1, 0]),
+    ],
+)
+def test_each_placement_policy_orders_ranks_by_what_it_looks_at(name, turn, order):
+    """[R25]"""
+    loads = [RankLoad(400, 90, 64, 2), RankLoad(10, 20, 0, 3), RankLoad(0, 70, 64, 1)]
+    assert POLICIES[name](128, loads, turn) == order
+
+
+@pytest.mark.parametrize("placement", list(POLICIES))
+def test_equal_ranks_fill_evenly(placement):
+    world = SchedWorld(attn_dp_size=4, eos_chance=0, placement=placement)
     for handle in range(1, 9):
         world.send(handle, [handle], 50)
     world.step()
