@@ -599,9 +599,14 @@ class Scheduler:
         self._decode_slots = None
 
     def keep_prefix(self, req: Req) -> None:
-        """Hand a request's computed full pages to the prefix tree, so that others share them from now on."""
+        """Hand a request's full pages to the prefix tree, so that others share them from now on.
+
+        Of a prompt also those that a launched step is still writing: ranks run steps in launch order, so whoever finds
+        them reads them later. Behind the prompt only what is computed: a launched token may turn out not to count.
+        """
         rank, slot = self.ranks[req.dp_rank], req.slot
-        full = int(self.slots.computed_len[slot]) // self.limits.page_size
+        launched = min(int(self.slots.prefix_len[slot]), len(req.tokens))
+        full = max(launched, int(self.slots.computed_len[slot])) // self.limits.page_size
         if full <= req.tree_pages:
             return
         self._hash_up_to(req, full)

@@ -59,20 +59,24 @@ def test_no_row_is_launched_for_a_token_beyond_the_last():
 
 
 @pytest.mark.parametrize("steps", range(1, 6))
-def test_an_abort_in_any_phase_frees_pages_once_and_keeps_computed_chunks(steps):
+def test_an_abort_in_any_phase_frees_pages_once_and_keeps_what_is_computed_or_launched_of_the_prompt(steps):
     """[F-A3] [F-A4] mid-chunk, with the last chunk in flight, and with tokens in flight."""
     world = overlapped(max_step_tokens=16)
     world.send(1, [1] * 40, 50)
     for _ in range(steps):
         world.step()
-    computed = int(world.sched.slots.computed_len[world.sched.reqs[1].slot])
+    slots, slot = world.sched.slots, world.sched.reqs[1].slot
+    kept = max(int(slots.computed_len[slot]), min(int(slots.prefix_len[slot]), 40)) // 4
+    assert kept == min(steps * 16, 40) // 4
     world.sched.abort(1)
     world.sched.check()
-    assert world.sched.ranks[0].tree.num_pages == computed // 4
-    while world.launched:
+    assert world.sched.ranks[0].tree.num_pages == kept
+    world.send(2, [1] * 40, 1)  # finds the pages while they may still be in flight, and reads its own KV in them
+    while world.launched or world.sched.reqs:
         world.step()
     world.step()
-    assert world.ended[1] is FinishReason.ABORT and world.is_idle()
+    assert world.ended[1] is FinishReason.ABORT and int(world.last_heads[2]["cached_device"]) == min(kept, 9) * 4
+    assert world.is_idle()
 
 
 def test_pages_that_changed_hands_while_their_old_owners_row_was_in_flight_hold_the_new_owners_tokens():
