@@ -1,7 +1,7 @@
 """Which attention-DP rank a request goes to: pure functions of true queues and cached pages. [R25]
 
-Each orders the ranks, best first; the scheduler takes the first that has room. `turn` is where equal ranks begin: it moves
-on with each request, so they fill evenly.
+Each orders the ranks, best first; the scheduler takes the first that has room. `turn` is where equal ranks begin: it
+moves on with each request, so they fill evenly.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,0 +1,138 @@
+"""Placement policies against each other: agents' sessions on a simulated node of eight attention-DP ranks. [R25]
+
+    python -m bench.placement [--sessions 48] [--turns 12]
+
+The real scheduler under a virtual clock. Sessions run side by side, each with turns whose prompt is the last turn's
+prompt, its answer and a tool's result; between two turns a tool works. All begin with one of two system prompts, and
+beside each fourth turn a sub-agent asks, sharing the system prompt only. A step takes as long as its slowest rank's
+12 ms + 20 us a prompt token + 50 us a decoding row.
+"""
+
+import argparse
+import heapq
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.measure import percentile, render_columns
+from glm53d._native import ByteVocab
+from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.records import OUTPUT, ROW_FEED, ROW_SAMPLE
+from glm53d.sched import results
+from glm53d.sched.placement import POLICIES
+from glm53d.sched.scheduler import Limits, Scheduler
+from tests.helpers.sched_world import generate_record
+
+MS = 1_000_000
+RANKS, PAGE, POOL, CALLS_END, VOCAB = 8, 64, 8000, 0, 1000
+SYSTEM, FIRST, RESULT, ANSWER, SUB_AGENT = 12_000, 8000, 3000, 120, 4000  # tokens
+TOOL_MS = (200, 20_000)  # how long a tool works
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request, and what is measured of it."""
+
+    session: int
+    number: int  # of the session's turns; -1: a sub-agent's
+    sent_ns: int
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+
+
+class Node:
+    """Eight ranks under one policy."""
+
+    def __init__(self, placement: str, sessions: int, turns: int, seed: int):
+        limits = Limits(
+            attn_dp_size=RANKS, num_pages=POOL, page_size=PAGE, max_context_len=POOL * PAGE, max_running=256,
+            max_step_tokens=2048, max_step_area=1 << 30, eos_ids=(CALLS_END,), vocab_size=VOCAB, think_end=1,
+            calls_end=CALLS_END, placement=placement, session_ttl_ns=300_000 * MS, max_session_pages=POOL // 2,
+        )  # fmt: skip
+        self.sched = Scheduler(limits, ByteVocab([b"x"] * VOCAB, [False] * VOCAB))
+        self.rng, self.turns, self.now, self.handle = random.Random(seed), turns, 0, 0
+        self.systems = [self.words(SYSTEM) for _ in range(2)]
+        self.flying: dict[int, Turn] = {}
+        self.arrivals: list[tuple[int, int, Turn]] = []
+        self.ttft_ms: list[float] = []
+        self.rank_tokens = np.zeros(RANKS)
+        self.prompt_tokens = 0
+        for session in range(1, sessions + 1):
+            at = self.rng.randrange(20_000) * MS
+            self.arrive(Turn(session, 0, at, self.systems[session % 2] + self.words(FIRST)))
+
+    def words(self, count: int) -> list[int]:
+        return [self.rng.randrange(2, VOCAB) for _ in range(count)]
+
+    def arrive(self, turn: Turn) -> None:
+        self.handle += 1
+        heapq.heappush(self.arrivals, (turn.sent_ns, self.handle, turn))
+
+    def run(self) -> list[str]:
+        """Until all sessions are over: a row of the table."""
+        while self.arrivals or self.sched.reqs:
+            while self.arrivals and self.arrivals[0][0] <= self.now:
+                _, handle, turn = heapq.heappop(self.arrivals)
+                record = generate_record(
+                    handle, turn.prompt, ANSWER, page_size=PAGE, session=max(0, turn.session), arrival_ns=turn.sent_ns
+                )
+                self.flying[handle] = turn
+                self.prompt_tokens += len(turn.prompt)
+                self.sched.receive(record, self.now)
+            batch = self.sched.next_batch(self.now)
+            if batch is None:
+                self.now = max(self.now, self.arrivals[0][0])
+            else:
+                self.step(batch)
+        c = self.sched.counters
+        balance = self.rank_tokens.max() / self.rank_tokens.mean()
+        return [
+            self.sched.limits.placement, f"{sum(self.ttft_ms) / len(self.ttft_ms):,.0f}",
+            f"{percentile(self.ttft_ms, 0.99):,.0f}", f"{100 * c.cached_tokens / self.prompt_tokens:.1f}",
+            f"{balance:.2f}", f"{self.now / 1e9:,.0f}",
+        ]  # fmt: skip
+
+    def step(self, batch: Batch) -> None:
+        """What ranks do, and the time it takes."""
+        rows = np.bincount(batch.row_dp_rank[(batch.row_flags & ROW_FEED) != 0], minlength=RANKS)
+        prompt_tokens = batch.dp_num_tokens - rows
+        self.rank_tokens += prompt_tokens
+        start, self.now = self.now, self.now + 12 * MS + int((20_000 * prompt_tokens + 50_000 * rows).max())
+        counts = ((batch.row_flags & ROW_SAMPLE) != 0).astype(np.int32)
+        ids = np.full((batch.num_rows, 1), -1, np.int32)
+        for i in np.flatnonzero(counts).tolist():
+            req = self.sched.slots.reqs[batch.row_slot[i]]
+            assert req is not None
+            turn = self.flying[req.handle]
+            if not turn.output:
+                self.ttft_ms.append((self.now - turn.sent_ns) / MS)
+            ids[i, 0] = CALLS_END if len(turn.output) == ANSWER - 1 else self.rng.randrange(2, VOCAB)
+            turn.output.append(int(ids[i, 0]))
+        results.apply(self.sched, batch, StepResult(batch.step, counts, ids, start), self.now)
+        last = self.sched.throttle.take_last()
+        while last:
+            self.next_turn(self.flying.pop(int(last.popleft()[0].view(OUTPUT)[0]["handle"])))
+
+    def next_turn(self, turn: Turn) -> None:
+        """What its client does with the answer."""
+        if turn.number < 0 or turn.number + 1 == self.turns:
+            return
+        at = self.now + self.rng.randint(*TOOL_MS) * MS
+        self.arrive(Turn(turn.session, turn.number + 1, at, turn.prompt + turn.output + self.words(RESULT)))
+        if turn.number % 4 == 3:
+            self.arrive(Turn(-turn.session, -1, self.now, self.systems[turn.session % 2] + self.words(SUB_AGENT)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=48, help="agents at work side by side")
+    parser.add_argument("--turns", type=int, default=12, help="of each")
+    args = parser.parse_args()
+    table = [["policy", "mean TTFT ms", "p99 TTFT ms", "cached %", "max/mean rank", "all done s"]]
+    table += [Node(name, args.sessions, args.turns, seed=1).run() for name in POLICIES]
+    print(render_columns(table))
+
+
+if __name__ == "__main__":
+    main()
