@@ -34,6 +34,7 @@ from glm53d.text.vocab import Vocab
 log = logging.getLogger(__name__)
 
 RING_RETRY_S = 0.001
+RING_WAIT_S = 20.0  # for room in the request ring, which the leader empties every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class Engine:
         )
         if sum(map(len, record)) > self.config.world.ring_bytes // 4:
             raise ContextTooLong(f"{len(prompt.ids)} prompt tokens do not fit the request ring (world.ring_bytes).")
-        deadline = time.monotonic() + self.config.server.health_timeout_s
+        deadline = time.monotonic() + RING_WAIT_S
         while not self._ends.requests.try_write(RecordType.GENERATE, record):
             if time.monotonic() > deadline:  # the leader has not read for that long
                 raise Overloaded("The ranks take no more requests now; try again later.")
@@ -286,6 +287,12 @@ class Engine:
                 pieces = []
             if finish is not None:
                 self._finish(entry, finish, text, reasoning, pieces, ids, reasoning_tokens, first_token_ns)
+
+        if self.pump.corrupt and self._health.accepts_work:
+            reason = "what the leader wrote into the output ring cannot be read"
+            log.error("no more output comes: %s", reason)
+            self._health.become(State.UNHEALTHY, reason)
+            self.fail_all(EngineError(f"The request cannot go on: {reason}."))
 
     def _take_record(self, kind: int, payload: bytes) -> None:
         if kind == RecordType.CONTROL_RESULT:

@@ -41,6 +41,11 @@ class OutputPump:
         self._pump.stop()
 
     @property
+    def corrupt(self) -> bool:
+        """writer_gone, because what lies in the ring cannot be read."""
+        return self._pump.corrupt
+
+    @property
     def writer_gone(self) -> bool:
         """No more output will come: the leader is gone, or what lies in its ring cannot be read."""
         return self._pump.writer_gone

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glm53d.config import Config
-from glm53d.errors import NotReady
+from glm53d.errors import EngineError, NotReady
 from glm53d.front.engine import Engine, EngineLimits, Stream
 from glm53d.front.health import State, Waiting
 from glm53d.front.job import Job
@@ -25,16 +25,24 @@ class Surroundings:
         self.has_room = True
         self.sent: list[RecordType] = []
         self.opened: list[int] = []
-        health = SimpleNamespace(accepts_work=True, state=State.UP, waiting=lambda: Waiting(0, 0, 0))
-        pump = SimpleNamespace(
+        self.health = SimpleNamespace(
+            accepts_work=True,
+            state=State.UP,
+            waiting=lambda: Waiting(0, 0, 0),
+            become=lambda *to: self.became.append(to),
+        )
+        self.became: list[tuple[State, str]] = []
+        self.pump = pump = SimpleNamespace(
             start=lambda on_wake: None,
             stop=lambda: None,
             open=lambda handle, *spec: self.opened.append(handle),
             close=lambda handle: self.opened.remove(handle),
+            take=list,
+            corrupt=False,
         )
         ends = SimpleNamespace(requests=SimpleNamespace(try_write=self._try_write))
         text = SimpleNamespace(prepare=self._prepare, chain_seed=bytes(16))
-        self.engine = Engine(Config(), None, ("nano",), {}, health)
+        self.engine = Engine(Config(), None, ("nano",), {}, self.health)
         self.engine.open(ends, text, pump, EngineLimits(99, 100), [])
 
     async def submit(self) -> "asyncio.Task[Stream]":
@@ -91,3 +99,13 @@ async def test_a_request_whose_prompt_is_made_when_the_ranks_die_fails(around):
     with pytest.raises(NotReady, match="gone"):
         await task
     assert len(around.engine.table) == 0
+
+
+async def test_an_output_ring_that_cannot_be_read_fails_who_waits_and_shows_in_health(around):
+    around.may_encode.set()
+    stream = await (await around.submit())
+    around.pump.corrupt = True
+    around.engine.on_wake()
+    with pytest.raises(EngineError, match="output ring cannot be read"):
+        await stream.finished()
+    assert [state for state, _ in around.became] == [State.UNHEALTHY] and len(around.engine.table) == 0
