@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import secrets
 import select
 import shutil
@@ -54,6 +55,10 @@ LOADING_POLL_MS = 10
 # A thread that waits for the GIL asks for it after so long. Python's own 5 ms would be the gap in every stream while a
 # text thread runs plain Python; where nobody waits it costs nothing.
 GIL_SWITCH_S = 0.0002
+# What shells and systemd give by default is 1024, for the sake of select(), which nobody here calls: it would be full
+# before server.max_requests is, and a connection more is closed by the event loop without a word.
+MAX_FDS = 1 << 20
+OWN_FDS = 64  # what main holds beside its clients' connections
 
 
 class Event(Enum):
@@ -67,6 +72,7 @@ class Event(Enum):
 def run(config: Config) -> int:
     """Serve until a signal (exit code 0) or until the ranks fail (1). Raises StartError before anything is started."""
     sys.setswitchinterval(GIL_SWITCH_S)
+    _raise_fd_limit(config.server.max_requests)
     checkpoint = read_checkpoint(config)
     vocab = Vocab.load(checkpoint.tokenizer)
     template = choose(
@@ -74,6 +80,15 @@ def run(config: Config) -> int:
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Daemon(config, checkpoint, vocab, template).live())
+
+
+def _raise_fd_limit(max_requests: int) -> None:
+    """Take as many file descriptors as we may; say so when they are too few for max_requests connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, MAX_FDS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < max_requests + OWN_FDS:
+        log.warning("%d file descriptors (ulimit -Hn) are too few for server.max_requests %d", most, max_requests)
 
 
 class Daemon:
@@ -123,9 +138,9 @@ class Daemon:
                 return code
         finally:
             await site.stop()
-            if engine.is_open and code == 0:
+            if were_told := engine.is_open and code == 0:
                 engine.control.shut_down()
-            await loop.run_in_executor(None, ranks.stop)
+            await loop.run_in_executor(None, ranks.stop, EXIT_GRACE_S if were_told else 0.0)
             engine.close()
             await loop.shutdown_default_executor()
             _stop_resource_tracker()
@@ -200,6 +215,7 @@ class Ranks:
         self._specs = specs
         self._tell = tell
         self._stopping = threading.Event()
+        self._grace_s = 0.0  # set before _stopping is
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="supervisor")
         self._ranks: list[Rank] = []
@@ -208,8 +224,9 @@ class Ranks:
         """Spawn all ranks; LOADED or FAILED is told later."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Wait until every rank has ended; after a grace they are killed. Blocks."""
+    def stop(self, grace_s: float) -> None:
+        """Wait until every rank has ended; those that have not within grace_s are killed. Blocks."""
+        self._grace_s = grace_s
         self._stopping.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -278,7 +295,7 @@ class Ranks:
 
     def _end_all(self) -> None:
         """Ranks end by themselves after shutdown; those that do not are killed, by pidfd and no others. [F-B8]"""
-        deadline = time.monotonic() + EXIT_GRACE_S
+        deadline = time.monotonic() + self._grace_s
         for rank in self._ranks:
             if any(r.process.exitcode not in (None, 0) for r in self._ranks):
                 deadline = time.monotonic()  # the world has failed: nobody will be told to end

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from glm53d.world.supervisor import EXIT_GRACE_S
 from tests.helpers.daemon import Daemon, events, running
 
 CHAT = {"model": "glm-5.3", "messages": [{"role": "user", "content": "hi"}]}
@@ -68,6 +70,48 @@ def test_a_signal_while_the_ranks_are_starting_ends_the_daemon_too(log):
         time.sleep(0.01)
     assert daemon.stop() == 0
     assert_gone(daemon)
+
+
+async def test_ranks_that_are_loading_are_not_waited_for(log):
+    daemon = Daemon(log=log, wait=False)
+    try:
+        async with aiohttp.ClientSession() as http:
+            while (await progress(http, daemon)).get("phase") != "imports":  # a rank is there, and nowhere near its end
+                await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - begun < EXIT_GRACE_S
+    finally:
+        daemon.kill_all()
+
+
+async def progress(http: aiohttp.ClientSession, daemon: Daemon) -> dict:
+    """What /ready says; nothing while the port is closed."""
+    try:
+        async with http.get(daemon.url + "/ready") as answer:
+            return await answer.json()
+    except aiohttp.ClientConnectorError:
+        return {}
+
+
+async def test_a_low_default_of_file_descriptors_does_not_bound_the_connections(log):
+    """A shell's default is far below what the system allows."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        daemon = Daemon(config="sim.toml", log=log, wait=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    try:
+        daemon.wait_ready()
+        clients = [await asyncio.open_connection("127.0.0.1", daemon.port) for _ in range(300)]
+        for reader, writer in clients:
+            writer.write(b"GET /live HTTP/1.1\r\nHost: t\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        for _, writer in clients:
+            writer.close()
+    finally:
+        daemon.kill_all()
 
 
 def test_ranks_die_with_a_main_process_that_is_killed(log):
