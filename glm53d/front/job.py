@@ -22,6 +22,7 @@ class SamplingParams:
     seed: int | None = None  # None: the engine chooses one [R51]
     max_new_tokens: int | None = None  # None: what the context leaves
     min_new_tokens: int = 0
+    thinking_budget: int | None = None  # tokens of thinking at most; then </think> is forced [R46]
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     # Looked for in the text that the client gets, in a chat in its content only; the first found ends it. [R40]
@@ -131,6 +132,7 @@ class Finish:
     pieces: list[Piece] = field(default_factory=list)  # behind text
     output_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     marks: dict[str, int] = field(default_factory=dict)  # CLOCK_MONOTONIC ns by name [R23]
+    thinking_forced: bool = False  # its budget ran out [R46]
 
     @property
     def matched(self) -> int | str | None:

@@ -19,6 +19,7 @@ from glm53d.ipc.records import (
     PROBE,
     SKIP_SPECIAL,
     STOP_IN_CONTENT,
+    THINKING_FORCED,
     FinishReason,
     Packer,
     align8,
@@ -66,7 +67,7 @@ def generate_record(
         stream_interval=config.output.stream_interval if job.out.is_streamed else config.output.plain_interval,
         priority=sampling.priority,
         dp_rank=-1 if job.routing.dp_rank is None else job.routing.dp_rank,
-        thinking_budget=-1,
+        thinking_budget=-1 if sampling.thinking_budget is None else sampling.thinking_budget,
         cached_device=-1,
         cached_host=-1,
         cached_storage=-1,
@@ -128,6 +129,7 @@ def read_finish(
         pieces=pieces,
         output_ids=np.frombuffer(ids, np.int32),
         marks=marks,
+        thinking_forced=bool(int(head["flags"]) & THINKING_FORCED),
     )
 
 

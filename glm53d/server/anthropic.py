@@ -118,6 +118,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         priority=req.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,
+        thinking_budget=req.thinking.budget_tokens if req.thinking and req.thinking.type == "enabled" else None,
         stop_name="stop_sequences",
     )
     tools, others = to_tools(req)

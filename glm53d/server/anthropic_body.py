@@ -7,7 +7,7 @@ import msgspec
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
 from glm53d.server.common import Offered, RequestFields, call, check_function, offer, to_effort
-from glm53d.server.sampling import Count, not_served, refuse_not_served
+from glm53d.server.sampling import Budget, Count, not_served, refuse_not_served
 
 
 class TextBlock(msgspec.Struct, tag="text"):
@@ -61,7 +61,7 @@ class Thinking(msgspec.Struct):
     """There is no switch: the model always thinks, at the lowest effort when it should not."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[Json, not_served()] = None
+    budget_tokens: Budget | None = None
 
 
 class OutputConfig(msgspec.Struct):
@@ -126,7 +126,6 @@ def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
 def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
     thinking, config = req.thinking or Thinking("adaptive"), req.output_config or OutputConfig()
-    refuse_not_served(thinking, "thinking")
     refuse_not_served(config, "output_config")
     effort = "low" if thinking.type == "disabled" else "max"
     if config.effort is not None:

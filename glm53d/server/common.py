@@ -112,11 +112,15 @@ def call(id: str | None, name: str, arguments: str | dict[str, Json] | None, pat
 
 
 def extras(job: Job, finish: Finish) -> dict[str, Json]:
-    """What the APIs have no place for: times in seconds [R24], and in a chat the effort that was asked of the model."""
+    """What the APIs have no place for: times in seconds [R24], and in a chat the effort that was asked of the model.
+
+    Where the thinking budget ran out, also that. [R46]
+    """
     timings = {
         "queue_time": finish.queue_time,
         "first_token_latency": finish.first_token_latency,
         "decode_throughput": finish.decode_throughput,
     }
     effort = {"reasoning_effort": job.conversation.reasoning_effort} if job.conversation is not None else {}
-    return effort | {"timings": timings}
+    forced = {"thinking_forced": True} if finish.thinking_forced else {}
+    return effort | forced | {"timings": timings}

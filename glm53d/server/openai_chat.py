@@ -29,7 +29,7 @@ from glm53d.server.openai_common import (
 )
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
-from glm53d.server.sampling import Count, not_served, refuse_not_served
+from glm53d.server.sampling import Budget, Count, not_served, refuse_not_served
 
 T = TypeVar("T")
 
@@ -71,14 +71,14 @@ class Thinking(msgspec.Struct):
 
     type: str | None = None  # "disabled" is no; what else clients send is yes
     clear_thinking: bool | None = None
-    budget_tokens: Annotated[Json, not_served()] = None
+    budget_tokens: Budget | None = None
 
 
 class Reasoning(msgspec.Struct):
     """The nested spelling of reasoning_effort."""
 
     effort: str | None = None
-    max_tokens: Annotated[Json, not_served()] = None
+    max_tokens: Budget | None = None
 
 
 class ChatBody(ToolFields, kw_only=True):
@@ -90,6 +90,8 @@ class ChatBody(ToolFields, kw_only=True):
     reasoning: Reasoning | None = None
     thinking: Thinking | bool | None = None
     clear_thinking: bool | None = None
+    thinking_budget: Budget | None = None  # these two, and those in thinking and reasoning, are names of one thing
+    thinking_token_budget: Budget | None = None
     chat_template_kwargs: dict[str, Json] | None = None
 
     response_format: Annotated[Json, not_served({"type": "text"})] = None
@@ -106,8 +108,6 @@ class ChatBody(ToolFields, kw_only=True):
     separate_reasoning: Annotated[Json, not_served(True)] = None
     stream_reasoning: Annotated[Json, not_served(True)] = None
     include_reasoning: Annotated[Json, not_served(True)] = None
-    thinking_budget: Annotated[Json, not_served()] = None
-    thinking_token_budget: Annotated[Json, not_served()] = None
 
 
 _DECODER = msgspec.json.Decoder(ChatBody)
@@ -120,7 +120,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
     max_tokens = req.max_tokens if req.max_completion_tokens is None else req.max_completion_tokens
-    sampling = openai_sampling(req, max_tokens, engine)
+    sampling = openai_sampling(req, max_tokens, engine, _thinking_budget(req))
     tools = to_tools(req)
     base = Job(
         rid=rid,
@@ -207,9 +207,6 @@ class _Choice:
 def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
     thinking = req.thinking if isinstance(req.thinking, Thinking) else Thinking()
-    refuse_not_served(thinking, "thinking")
-    if req.reasoning is not None:
-        refuse_not_served(req.reasoning, "reasoning")
     # The template knows clear_thinking and the effort; one of a user's own may know more.
     options = req.chat_template_kwargs or {}
     body.check_depth(options, "chat_template_kwargs")
@@ -229,6 +226,14 @@ def _option(options: dict[str, Json], name: str, kind: type[T]) -> T | None:
         path = f"chat_template_kwargs.{name}"
         raise InvalidRequest(f"`{path}` must be of type {kind.__name__}.", path)
     return value
+
+
+def _thinking_budget(req: ChatBody) -> int | None:
+    """Tokens of thinking at most, by any of its names; of several the least. [R46]"""
+    budgets = [req.thinking_budget, req.thinking_token_budget, req.reasoning.max_tokens if req.reasoning else None]
+    if isinstance(req.thinking, Thinking) and req.thinking.type != "disabled":
+        budgets.append(req.thinking.budget_tokens)
+    return min((budget for budget in budgets if budget is not None), default=None)
 
 
 def _effort(req: ChatBody, options: dict[str, Json]) -> str:

@@ -40,7 +40,9 @@ class OpenAiFields(RequestFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-def openai_sampling(fields: OpenAiFields, max_tokens: int | None, engine: Engine) -> SamplingParams:
+def openai_sampling(
+    fields: OpenAiFields, max_tokens: int | None, engine: Engine, thinking_budget: int | None = None
+) -> SamplingParams:
     """The request's SamplingParams. Raises InvalidRequest, also for all that is not served."""
     if fields.stream_options is not None:
         refuse_not_served(fields.stream_options, "stream_options")
@@ -49,6 +51,7 @@ def openai_sampling(fields: OpenAiFields, max_tokens: int | None, engine: Engine
         max_tokens=max_tokens,
         min_tokens=("min_tokens", fields.min_tokens),
         priority=fields.priority,
+        thinking_budget=thinking_budget,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,
     )

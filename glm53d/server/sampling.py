@@ -17,6 +17,7 @@ from glm53d.server.body import join
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1)]
+Budget = Annotated[int, Meta(ge=0)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
@@ -76,6 +77,7 @@ def to_sampling(
     max_tokens: int | None,
     min_tokens: tuple[str, int | None] = ("", None),
     priority: int | None,
+    thinking_budget: int | None = None,
     defaults: Mapping[str, Any],
     vocab_size: int,
     at: str = "",
@@ -107,6 +109,7 @@ def to_sampling(
         # Beyond any context, so a cap changes no meaning; the records hold 32 bits.
         max_new_tokens=None if max_tokens is None else min(max_tokens, 2**31 - 1),
         min_new_tokens=min(least or 0, 2**31 - 1),
+        thinking_budget=None if thinking_budget is None else min(thinking_budget, 2**31 - 1),
         ignore_eos=bool(fields.ignore_eos),
         stop_ids=tuple(fields.stop_token_ids or ()),
         stop=_stop_strings(fields.stop, join(at, stop_name)),

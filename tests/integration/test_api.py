@@ -184,3 +184,28 @@ async def test_no_answer_ends_by_itself_before_its_min_tokens(sim, nano, http):
         async with http.post(nano.url + "/generate", json=body) as answer:
             ids = (await answer.json())["output_ids"]
             assert len(ids) == 8 and not set(ids) & {2000, 2007, 2009}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"thinking_budget": 9}),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 9}}),
+        ("/v1/chat/completions", {"reasoning": {"max_tokens": 9}}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 9}}),
+    ],
+)
+async def test_a_thinking_budget_ends_the_thinking_and_the_answer_says_so(sim, http, path, fields):
+    """[R46] The script thinks for 63 tokens; what it would still have thought is content then."""
+    async with http.post(sim.url + path, json=CHAT | {"max_tokens": 40} | fields) as answer:
+        assert answer.status == 200, await answer.text()
+        body = await answer.json()
+    details = body["usage"].get("completion_tokens_details") or body["usage"]["output_tokens_details"]
+    assert details.get("reasoning_tokens", details.get("thinking_tokens")) == 9
+    assert body["thinking_forced"] is True
+
+
+async def test_thinking_within_its_budget_is_not_forced(sim, http):
+    async with http.post(sim.url + "/v1/chat/completions", json=CHAT | {"thinking_budget": 500}) as answer:
+        body = await answer.json()
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 63 and "thinking_forced" not in body

@@ -295,7 +295,7 @@ BAD = [
     ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type"),
     ({"thinking": {"type": "on"}}, "thinking.type"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
 ]  # fmt: skip

@@ -231,8 +231,8 @@ NESTED = json.loads('{"a": ' * 80 + "1" + "}" * 80)
         ({"messages": HI, "top_logprobs": 100_000}, "top_logprobs"),  # F-G5
         ({"messages": HI, "reasoning_effort": "extreme"}, "reasoning_effort"),  # F-F3
         ({"messages": HI, "reasoning": {"effort": "extreme"}}, "reasoning.effort"),
-        ({"messages": HI, "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-        ({"messages": HI, "thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"messages": HI, "reasoning": {"max_tokens": -5}}, "reasoning.max_tokens"),
+        ({"messages": HI, "thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens"),
         ({"messages": HI, "chat_template_kwargs": {"clear_thinking": 1}}, "chat_template_kwargs.clear_thinking"),
         ({"messages": HI, "chat_template_kwargs": {"reasoning_effort": "x"}}, "chat_template_kwargs.reasoning_effort"),
         ({"messages": HI, "continue_final_message": True}, "continue_final_message"),
