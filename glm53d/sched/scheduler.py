@@ -24,7 +24,6 @@ from glm53d.ipc.batch import Batch, Mode
 from glm53d.ipc.records import (
     NO_STOP_TRIM,
     PROBE,
-    ROW_FEED,
     ROW_SAMPLE,
     SKIP_SPECIAL,
     SLOT_INIT,
@@ -39,6 +38,7 @@ from glm53d.sched.measure import LongestGap, Rate, StepCost
 from glm53d.sched.placement import POLICIES, RankLoad
 from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
+from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
 from glm53d.sched.throttle import Throttle
 
@@ -124,43 +124,6 @@ class Counters:
     expired: int = 0  # waited too long, or could not meet their deadline
     stale: int = 0
     books_checked: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """Columns of a Batch that stay the same while the same requests decode. int32, never written to."""
-
-    dp_rank: np.ndarray
-    extend_len: np.ndarray
-    flags: np.ndarray
-    input_ids: np.ndarray
-
-    @classmethod
-    def make(cls, per_rank: list[int], decode_len: int) -> "DecodeRows":
-        """For so many decoding requests of each attention-DP rank, decode_len tokens each."""
-        num = sum(per_rank)
-        dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
-        flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
-        return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRows:
-    """Decoding slots that go into the next step, and their columns."""
-
-    slots: np.ndarray
-    prefix_len: np.ndarray
-    columns: DecodeRows
-
-    @classmethod
-    def of(cls, slots: np.ndarray, prefix_len: np.ndarray, columns: DecodeRows, sit_out: np.ndarray) -> "ReadyRows":
-        """All decoding slots but those at the indices sit_out."""
-        if not len(sit_out):
-            return cls(slots, prefix_len, columns)
-        dp_rank, n = np.delete(columns.dp_rank, sit_out), len(slots) - len(sit_out)
-        num_ids = len(columns.input_ids) // len(slots) * n
-        rest = DecodeRows(dp_rank, columns.extend_len[:n], columns.flags[:n], columns.input_ids[:num_ids])
-        return cls(np.delete(slots, sit_out), np.delete(prefix_len, sit_out), rest)
 
 
 class Scheduler:

@@ -1,0 +1,44 @@
+"""The decoding rows of a step: columns kept from step to step, and which of them go into this one. [R33] [R34]"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Columns of a Batch that stay the same while the same requests decode. int32, never written to."""
+
+    dp_rank: np.ndarray
+    extend_len: np.ndarray
+    flags: np.ndarray
+    input_ids: np.ndarray
+
+    @classmethod
+    def make(cls, per_rank: list[int], decode_len: int) -> "DecodeRows":
+        """For so many decoding requests of each attention-DP rank, decode_len tokens each."""
+        num = sum(per_rank)
+        dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
+        flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
+        return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRows:
+    """Decoding slots that go into the next step, and their columns."""
+
+    slots: np.ndarray
+    prefix_len: np.ndarray
+    columns: DecodeRows
+
+    @classmethod
+    def of(cls, slots: np.ndarray, prefix_len: np.ndarray, columns: DecodeRows, sit_out: np.ndarray) -> "ReadyRows":
+        """All decoding slots but those at the indices sit_out."""
+        if not len(sit_out):
+            return cls(slots, prefix_len, columns)
+        dp_rank, n = np.delete(columns.dp_rank, sit_out), len(slots) - len(sit_out)
+        num_ids = len(columns.input_ids) // len(slots) * n
+        rest = DecodeRows(dp_rank, columns.extend_len[:n], columns.flags[:n], columns.input_ids[:num_ids])
+        return cls(np.delete(slots, sit_out), np.delete(prefix_len, sit_out), rest)
