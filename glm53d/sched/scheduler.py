@@ -11,6 +11,9 @@ Overlap [R34]. With max_in_flight 2, step k+1 is planned before k has a result: 
 that k will sample, whatever it is. If that ends the request, its row in k+1 was for nothing and its token is dropped.
 Ranks compute steps in the order of their launch, so pages may change hands as soon as their owner ends: what a launched
 step still writes there is written before any later step's owner writes or reads. Slots carry results, so they may not.
+
+Over 400 lines, because admission, planning, retraction and leaving all change the same pools, trees and slots: cut in two,
+each half would write the other's state. Rules, queue, rows, sessions, throttle and results have files of their own.
 """
 
 import math
