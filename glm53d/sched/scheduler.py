@@ -12,8 +12,8 @@ that k will sample, whatever it is. If that ends the request, its row in k+1 was
 Ranks compute steps in the order of their launch, so pages may change hands as soon as their owner ends: what a launched
 step still writes there is written before any later step's owner writes or reads. Slots carry results, so they may not.
 
-Over 400 lines, because admission, planning, retraction and leaving all change the same pools, trees and slots: cut in two,
-each half would write the other's state. Rules, queue, rows, sessions, throttle and results have files of their own.
+Over 400 lines, because admission, planning, retraction and leaving all change the same pools, trees and slots: cut in
+two, each half would write the other's state. Rules, queue, rows, sessions, throttle and results have their own files.
 """
 
 import math
