@@ -156,7 +156,7 @@ class World(Section, frozen=True):
     """The rank processes."""
 
     start_timeout_s: Annotated[float, doc("Time all ranks have to load.", gt=0)] = 1800.0
-    ring_bytes: Annotated[int, doc("Size of each ring, a power of two; bounds a prompt to a quarter of it in 4-byte ids.", ge=1 << 16)] = 1 << 25  # fmt: skip
+    ring_bytes: Annotated[int, doc("Size of each ring, a power of two; bounds a prompt to a quarter of it in 4-byte ids, and the context to half.", ge=1 << 16)] = 1 << 25  # fmt: skip
     spin_us: Annotated[float, doc("How long a rank's reader spins before it sleeps.", ge=0)] = 20.0
     pin_cpus: Annotated[tuple[int, ...], doc("CPU of each rank, in order; empty: the kernel chooses.")] = ()
 

@@ -16,7 +16,7 @@ from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone, StartError
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
-from glm53d.ipc.records import RANK_ROW, RankState
+from glm53d.ipc.records import OUTPUT, RANK_ROW, RankState
 from glm53d.obs import log as logs
 from glm53d.runner.base import Loaded, Runner
 from glm53d.sched.scheduler import Limits, Scheduler
@@ -105,6 +105,7 @@ def rank_main(spec: RankSpec) -> None:
         begun = time.monotonic_ns()
         loaded = runner.load(report.progress)
         limits = limits_of(spec, loaded)
+        check_ring(spec.config.world.ring_bytes, limits.max_seq_len)
         report.loaded(loaded, limits.max_req_input_len, time.monotonic_ns() - begun)
         gc.collect()
         gc.freeze()
@@ -163,6 +164,17 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
         debug=config.scheduler.debug_checks,
     )  # fmt: skip
+
+
+def check_ring(ring_bytes: int, max_seq_len: int) -> None:
+    """Raise StartError unless one output record can hold all tokens of the longest request: when main has not read
+    for long, its last one does."""
+    needed = 2 * (OUTPUT.itemsize + 4 * max_seq_len + 16)  # half a ring is a record with its header and padding
+    if needed > ring_bytes:
+        raise StartError(
+            f"world.ring_bytes {ring_bytes} cannot take the output of a request of {max_seq_len} tokens: give it "
+            f"{1 << (needed - 1).bit_length()}, or lower model.max_context_len"
+        )
 
 
 def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None:

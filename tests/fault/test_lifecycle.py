@@ -179,15 +179,25 @@ async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(ra
     assert "SIGKILL" in log.read_text()
 
 
-def test_a_rank_that_cannot_load_ends_the_daemon_before_it_is_ready_with_one_line_that_says_why(log):
+@pytest.mark.parametrize(
+    ("override", "config", "why"),
+    [
+        ("kv.memory_bytes=1000", "nano-cpu.toml", "1000 bytes for KV do not hold one page"),
+        # A long output behind a main that does not read would be a record that never fits.
+        ("world.ring_bytes=65536", "sim.toml", "world.ring_bytes 65536 cannot take the output of a request of 262144"),
+    ],
+)
+def test_a_rank_that_cannot_load_ends_the_daemon_before_it_is_ready_with_one_line_that_says_why(
+    override, config, why, log
+):
     """[R3] The rank's row says FAILED while its process still ends: main must not take that for loaded."""
-    daemon = Daemon("kv.memory_bytes=1000", log=log, wait=False)
+    daemon = Daemon(override, config=config, log=log, wait=False)
     try:
         assert daemon.process.wait(120) == 1
     finally:
         daemon.kill_all()
     said = log.read_text()
-    assert "rank 0 has ended: StartError: 1000 bytes for KV do not hold one page" in said
+    assert f"rank 0 has ended: StartError: {why}" in said
     assert "ready:" not in said and "Traceback" not in said
 
 
