@@ -86,7 +86,7 @@ class Leader:
         elif op == ControlOp.FLUSH_CACHE:
             value = self.sched.flush_cache()
         elif op == ControlOp.PAUSE:
-            while arg and self.launched:  # who is retracted takes along what was sampled
+            while self.launched:  # the pause begins behind them; who is retracted takes along what was sampled
                 self.collect()
             value = self.sched.pause(retract=bool(arg))
         elif op == ControlOp.CONTINUE:
@@ -100,6 +100,7 @@ class Leader:
         answer = np.zeros(1, CONTROL_RESULT)
         answer["call_id"], answer["op"], answer["value"] = record["call_id"], op, value
         self.answers.append(answer.tobytes())
+        self.show_load()  # who asked may look at once
 
     def launch(self, batch: Batch) -> None:
         """Publish the step to every rank and start our share."""
