@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from aiohttp import web
 from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, SamplingParams, Usage
-from glm53d.server.body import encode
+from glm53d.server.body import encode, json_response
 from glm53d.server.common import RequestFields, extras
 from glm53d.server.sampling import Count, not_served, refuse_not_served, to_sampling
 
@@ -94,6 +95,14 @@ def total_usage(finishes: Sequence[Finish]) -> Usage:
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         accepted_tokens=sum(usage.accepted_tokens for usage in usages),
     )
+
+
+def plain_answer(
+    head: dict[str, Json], choices: list[dict[str, Json]], job: Job, finishes: Sequence[Finish]
+) -> web.Response:
+    """The response with all answers to a request: head, choices, usage, and what OpenAI has no place for."""
+    answer = head | {"choices": choices, "usage": usage_object(total_usage(finishes))}
+    return json_response(encode(answer | extras(job, finishes[0])))
 
 
 class Chunks:

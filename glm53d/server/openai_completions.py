@@ -16,15 +16,13 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.common import extras
 from glm53d.server.openai_common import (
     Chunks,
     OpenAiFields,
     finish_fields,
     openai_sampling,
+    plain_answer,
     sampling_of,
-    total_usage,
-    usage_object,
 )
 from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
@@ -70,15 +68,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
             end=choices[0].chunks.usage,
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices])
-    answer = {
-        "id": id,
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)],
-        "usage": usage_object(total_usage(finishes)),
-    }
-    return body.json_response(body.encode(answer | extras(base, finishes[0])))
+    head = {"id": id, "object": "text_completion", "created": created, "model": model}
+    answers = [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
+    return plain_answer(head, answers, base, finishes)
 
 
 class _Choice:
