@@ -107,11 +107,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Layers with an indexer, which alone cache index keys; MTP layers are not counted."""
         return self.indexer_types.count("full")
 
-    @property
-    def num_sparse_layers(self) -> int:
-        """Layers with experts; MTP layers are not counted."""
-        return self.mlp_layer_types.count("sparse")
-
     def _problem(self) -> str | None:
         layers = self.num_hidden_layers
         checks = {

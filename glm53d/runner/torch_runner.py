@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glm53d.config import Config
+from glm53d.config import AUTO_CONTEXTS, Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.model.config import ModelConfig
@@ -28,7 +28,6 @@ from glm53d.runner.sampler import Sampler
 from glm53d.runner.speculate import Drafter, accepted
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-AUTO_CONTEXTS = 8  # a pool that sizes itself holds no more full contexts: a small model need not take the machine
 CUDA_RESERVE = 0.1  # of what the weights leave on a GPU: for temporary arrays
 
 
