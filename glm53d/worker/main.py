@@ -50,6 +50,7 @@ class RankSpec:
     token_bytes: list[bytes]
     special: list[bool]
     rendezvous: Path | None = None  # a folder of this world alone, where its ranks find each other
+    spawned_ns: int = 0  # CLOCK_MONOTONIC, which main and its ranks share
 
 
 class Report:
@@ -79,9 +80,10 @@ class Report:
             self._said_ns = now
             log.info("loading: %s, %d%%", phase, percent)
 
-    def loaded(self, loaded: Loaded, max_req_input_len: int, load_ns: int) -> None:
-        """The *loaded* report. [R3]"""
+    def loaded(self, loaded: Loaded, max_req_input_len: int, init_ns: int, load_ns: int) -> None:
+        """The *loaded* report. No engine warms up today, so that phase stays 0. [R3]"""
         self.set(
+            init_ns=init_ns,
             state=RankState.LOADED, percent=100, phase=b"loaded", load_ns=load_ns, weight_bytes=loaded.weight_bytes,
             num_pages=loaded.num_pages, page_size=loaded.page_size, kv_bytes_per_token=loaded.kv_bytes_per_token,
             max_req_input_len=max_req_input_len,
@@ -106,7 +108,7 @@ def rank_main(spec: RankSpec) -> None:
         loaded = runner.load(report.progress)
         limits = limits_of(spec, loaded)
         check_ring(spec.config.world.ring_bytes, limits.max_seq_len)
-        report.loaded(loaded, limits.max_req_input_len, time.monotonic_ns() - begun)
+        report.loaded(loaded, limits.max_req_input_len, begun - spec.spawned_ns, time.monotonic_ns() - begun)
         gc.collect()
         gc.freeze()
         if spec.rank == 0:

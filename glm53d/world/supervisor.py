@@ -248,7 +248,7 @@ class Ranks:
 
         context = mp.get_context("spawn")
         for spec in self._specs:
-            spec = replace(spec, rendezvous=rendezvous)
+            spec = replace(spec, rendezvous=rendezvous, spawned_ns=time.monotonic_ns())
             process = context.Process(target=rank_main, args=(spec,), name=f"glm53d-rank-{spec.rank}")
             process.start()
             assert process.pid is not None

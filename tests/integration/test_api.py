@@ -132,6 +132,15 @@ async def test_the_model_list_says_that_the_nano_model_is_untrained(nano, http):
     assert model["owned_by"] == "glm53d" and model["max_model_len"] > 0 and "untrained" in str(model)
 
 
+async def test_each_rank_reports_its_place_its_pool_and_how_long_its_start_took(nano, http):
+    """[R3]"""
+    async with http.get(nano.url + "/server_info") as answer:
+        [rank] = (await answer.json())["ranks"]
+    assert (rank["state"], rank["attn_dp_rank"], rank["num_pages"]) == ("running", 0, 256) and rank["pid"] > 0
+    assert rank["weight_bytes"] > 0 and rank["kv_bytes_per_token"] > 0 and rank["max_req_input_len"] == 256 * 16 - 1
+    assert 0 < rank["init_ns"] < 300e9 and 0 < rank["load_ns"] < 300e9
+
+
 async def test_metrics_count_requests_and_tokens(sim, http):
     async with http.post(sim.url + "/v1/chat/completions", json=CHAT | {"max_tokens": 4}) as answer:
         assert answer.status == 200
