@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glm53d.chat.constraint import Grammar
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.events import Piece
 from glm53d.ipc.records import FinishReason
@@ -28,6 +29,7 @@ class SamplingParams:
     # Looked for in the text that the client gets, in a chat in its content only; the first found ends it. [R40]
     stop: tuple[str, ...] = ()
     no_stop_trim: bool = False  # what matched stays in the text
+    grammar: Grammar | None = None  # the form of the output; in a chat, of what is behind its thinking [R35]
     priority: int = 0
 
 

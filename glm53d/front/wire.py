@@ -7,7 +7,7 @@ import numpy as np
 from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
-from glm53d.front.job import Finish, Job, Usage
+from glm53d.front.job import Finish, Job, SamplingParams, Usage
 from glm53d.front.prompt import Prompt
 from glm53d.ipc.records import (
     ABORT,
@@ -21,6 +21,7 @@ from glm53d.ipc.records import (
     STOP_IN_CONTENT,
     THINKING_FORCED,
     FinishReason,
+    GrammarKind,
     Packer,
     align8,
     padded,
@@ -47,6 +48,7 @@ def generate_record(
     sampling, room = job.sampling, max_context_len - len(prompt.ids)
     stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
     stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
+    grammar = b"" if sampling.grammar is None else sampling.grammar.text.encode()
     chain = job.routing.chain_seed(chain_seed)
     head = _pack_generate(
         handle=handle,
@@ -60,6 +62,8 @@ def generate_record(
         num_page_hashes=len(prompt.hashes),
         num_stop_ids=len(stop_ids),
         stop_bytes=len(stop),
+        grammar_bytes=len(grammar),
+        grammar_kind=_grammar_kind(sampling),
         rid_bytes=len(rid),
         flags=_flags(job, config.scheduler.helper_max_tokens),
         max_new_tokens=min(room, sampling.max_new_tokens or room),
@@ -79,7 +83,8 @@ def generate_record(
         min_p=sampling.min_p,
         repetition_penalty=1.0,
     )
-    return [head, *map(padded, (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, rid))]
+    parts = (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, grammar, rid)
+    return [head, *map(padded, parts)]
 
 
 def read_finish(
@@ -131,6 +136,12 @@ def read_finish(
         marks=marks,
         thinking_forced=bool(int(head["flags"]) & THINKING_FORCED),
     )
+
+
+def _grammar_kind(sampling: SamplingParams) -> GrammarKind:
+    if sampling.grammar is None:
+        return GrammarKind.NONE
+    return GrammarKind.AFTER_THINKING if sampling.grammar.after_thinking else GrammarKind.FROM_START
 
 
 def _flags(job: Job, helper_max_tokens: int) -> int:

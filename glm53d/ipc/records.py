@@ -78,6 +78,14 @@ class FinishReason(IntEnum):
     ERROR = 4
 
 
+class GrammarKind(IntEnum):
+    """GenerateRecord.grammar_kind: from where on the grammar holds."""
+
+    NONE = 0
+    FROM_START = 1
+    AFTER_THINKING = 2  # from the token behind </think> on
+
+
 # GenerateRecord.flags
 IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, HELPER = 1, 2, 4, 8, 16, 32, 64
 # Batch rows' flags

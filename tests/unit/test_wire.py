@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from glm53d.chat.constraint import Grammar
 from glm53d.chat.conversation import Conversation
 from glm53d.config import Config
 from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
@@ -10,7 +11,8 @@ from glm53d.front.health import Waiting
 from glm53d.front.job import Job, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import generate_record, read_finish
-from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason
+from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason, GrammarKind
+from glm53d.sched.req import Req
 from glm53d.server.openai_common import usage_object
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -39,6 +41,27 @@ def test_a_small_chat_without_tools_is_a_helper(tools, sampling, is_helper):
 
 def test_a_raw_prompt_is_no_helper():
     assert not head_of(Job("r", 0, text="hi", sampling=SamplingParams(max_new_tokens=1)))["flags"] & HELPER
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind"),
+    [
+        (None, GrammarKind.NONE),
+        (Grammar("start: /é+/", after_thinking=False), GrammarKind.FROM_START),
+        (Grammar("start: /é+/", after_thinking=True), GrammarKind.AFTER_THINKING),
+    ],
+)
+def test_a_grammar_goes_with_the_request(grammar, kind):
+    """[R35]"""
+    head, *tail = generate_record(
+        1, Job("rid", 0, text="hi", sampling=SamplingParams(grammar=grammar, stop_ids=(7,))),
+        Prompt(np.arange(5, dtype=np.int32), np.empty((0, 2), np.uint64), 0), 1000, bytes(16), Config(),
+    )  # fmt: skip
+    fields = np.frombuffer(head, GENERATE)[0]
+    assert fields["grammar_kind"] == kind
+    text = "" if grammar is None else grammar.text
+    assert tail[-2][: fields["grammar_bytes"]].decode() == text and tail[-1].startswith(b"rid")
+    assert Req.from_record(b"".join([head, *tail]), 0, 0).rid == "rid"
 
 
 @pytest.mark.parametrize(

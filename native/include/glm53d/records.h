@@ -72,7 +72,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, stop_bytes)                                                                                                \
   F(uint32_t, num_logit_bias)                                                                                            \
   F(uint32_t, grammar_bytes)                                                                                             \
-  F(uint32_t, grammar_kind)                                                                                              \
+  F(uint32_t, grammar_kind)    /* 0: none, 1: holds from the first token on, 2: from behind </think> on */               \
   F(uint32_t, rid_bytes)                                                                                                 \
   F(uint32_t, flags)                                                                                                     \
   F(uint32_t, max_new_tokens)  /* in all, those already emitted included */                                              \
