@@ -16,7 +16,7 @@ from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
-from glm53d.model.kv_cache import KvCache
+from glm53d.model.kv_cache import KvCache, KvShape
 from glm53d.model.layout import Layout
 from glm53d.model.mtp import Mtp
 from glm53d.model.step import Step, last_tokens, plan_split, plan_step
@@ -121,21 +121,20 @@ class TorchRunner:
 
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
-        fp8 = self.config.kv.dtype == "fp8"
-        bytes_per_token = KvCache.bytes_per_token(model_config, self.dtype, fp8=fp8, num_mtp=num_mtp)
-        num_pages = self._num_pages(bytes_per_token * page_size, -(-context // page_size))
+        shape = KvShape(model_config, page_size, self.dtype, fp8=self.config.kv.dtype == "fp8", num_mtp=num_mtp)
+        num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size))
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
+        memory = torch.zeros(shape.memory_bytes(num_pages), dtype=torch.uint8, device=self.device)
         self.cache = KvCache(
-            model_config, num_pages=num_pages, page_size=page_size, max_slots=self.max_slots,
-            max_context_len=context + 2 * num_drafts, dtype=self.dtype, device=self.device, fp8=fp8, num_mtp=num_mtp,
-        )  # fmt: skip
+            shape, memory, num_pages=num_pages, max_slots=self.max_slots, max_context_len=context + 2 * num_drafts
+        )
         tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
         self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
         self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
         self.drafts = torch.zeros(self.max_slots, num_drafts, dtype=torch.int64, device=self.device)
         self.drafter = Drafter(mtp, self.cache, self.sampler, self.ranks, self.drafts) if mtp is not None else None
         progress("kv cache", 100)
-        return Loaded(num_pages, page_size, context, bytes_per_token, checkpoint.bytes_read)
+        return Loaded(num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:

@@ -16,7 +16,7 @@ from glm53d.model.fp8 import (
     unpack_latent,
 )
 from glm53d.model.indexer import top_positions
-from glm53d.model.kv_cache import Fp8IndexPages, KvCache
+from glm53d.model.kv_cache import Fp8IndexPages, KvShape
 
 
 def e4m3_value(code: int) -> float:
@@ -70,7 +70,7 @@ def test_what_is_packed_comes_back_rounded_and_no_more_the_second_time():
 
 
 def test_an_index_page_has_its_values_first_and_a_power_of_two_for_each_key_behind():
-    pages = Fp8IndexPages(3, 64, 128, torch.float32, torch.device("cpu"))
+    pages = Fp8IndexPages(torch.zeros(3, 64 * 132, dtype=torch.uint8), 64, torch.float32)
     keys, locs = values(4, 128), torch.tensor([64, 65, 127, 5])
     pages.write(locs, keys)
     assert pages.data.shape == (3, 64 * 132)
@@ -97,8 +97,8 @@ def test_groups_of_zeros_and_a_last_partial_group_are_exact():
 
 def test_bytes_per_token_are_the_published_ones():
     """With FP8 rows, of the main model and with its MTP layer."""
-    assert KvCache.bytes_per_token(GLM_5_3, torch.bfloat16, fp8=True) == 53_940
-    assert KvCache.bytes_per_token(GLM_5_3, torch.bfloat16, fp8=True, num_mtp=1) == 54_728
+    assert KvShape(GLM_5_3, 64, torch.bfloat16, fp8=True).bytes_per_token == 53_940
+    assert KvShape(GLM_5_3, 64, torch.bfloat16, fp8=True, num_mtp=1).bytes_per_token == 54_728
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
