@@ -12,3 +12,4 @@ class Grammar:
 
     text: str
     after_thinking: bool  # holds from the token behind </think> on; else from the first token on
+    param: str = ""  # path of the request's field that asks for it: what an error names
