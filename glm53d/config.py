@@ -102,7 +102,7 @@ class Scheduler(Section, frozen=True):
     max_step_tokens: Annotated[int, doc("Tokens one attention-DP rank computes in a step: decode first, prefill chunks fill the rest.", ge=16)] = 2048  # fmt: skip
     max_step_area: Annotated[int, doc("New prompt tokens times their context that one attention-DP rank computes in a step: bounds the indexer's work arrays. One row of any context always may.", ge=1 << 16)] = 1 << 30  # fmt: skip
     target_itl_ms: Annotated[float, doc("Prompts are cut into chunks that keep gaps in running streams below this, by measured step times; 0: off.", ge=0)] = 0.0  # fmt: skip
-    placement: Annotated[Literal["least_cost", "round_robin", "total_requests", "total_tokens"], doc("How a request's attention-DP rank is chosen. least_cost: by queued and uncached prompt tokens, then where its session's prefix is kept, then by load.")] = "least_cost"  # fmt: skip
+    placement: Annotated[Literal["least_cost", "round_robin", "total_requests", "total_tokens", "follow_bootstrap_room"], doc("How a request's attention-DP rank is chosen. least_cost: by queued and uncached prompt tokens, then where its session's prefix is kept, then by load. follow_bootstrap_room: the remainder of that field by their number.")] = "least_cost"  # fmt: skip
     session_ttl_s: Annotated[float, doc("How long the prefix of a turn that ends in tool calls is kept for the session's next turn; 0: not at all.", ge=0)] = 300.0  # fmt: skip
     session_share: Annotated[float, doc("Of a KV pool, what sessions may keep so; others get it when they need room.", ge=0, le=1)] = 0.5
     overlap: Annotated[bool, doc("Launch a step while the one before computes. Where that gains nothing it is not done: on the CPU, and with drafts.")] = True  # fmt: skip

@@ -154,39 +154,45 @@ class Engine:
         (stream,) = await self.submit_all([job])
         return stream
 
-    async def submit_all(self, jobs: Sequence[Job]) -> list[Stream]:
-        """Make the prompt, take a slot for each, send. Raises before anything has been written; cancelling leaves
-        nothing. [R22]
+    async def submit_all(self, jobs: Sequence[Job], n: int = 1) -> list[Stream]:
+        """Make the prompts, take a slot for each job, send. Raises before anything has been written, so one bad prompt
+        refuses them all; cancelling leaves nothing. [R22]
 
-        Several jobs are answers to one request: the prompt and the routing are the first one's. [R20]
+        Of every n jobs, which are answers to one prompt, the prompt and the routing are the first one's. [R20]
         Raises NotReady, Overloaded, InvalidRequest, ContextTooLong.
         """
-        job = jobs[0]
         if not self._health.accepts_work:
             raise NotReady(f"No work is accepted: the server is {self._health.state.value}.")
-        if job.rid != PROBE_RID:
+        if jobs[0].rid != PROBE_RID:
             self._raise_if_full(len(jobs))
         entries = [self.table.take(job) for job in jobs]
         try:
-            parsed_ns = time.monotonic_ns()
-            longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
-            prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
-            marks = {
-                "received": job.received_ns,
-                "parsed": parsed_ns,
-                "rendered": prompt.rendered_ns or parsed_ns,
-                "tokenized": time.monotonic_ns(),
-            }
-            streams = [self._open_stream(entry, prompt, marks) for entry in entries]
-            group = entries[0].handle if len(entries) > 1 else 0
-            for entry in entries:
-                await self._send_generate(entry, group, prompt)
+            streams, prompts = [], []
+            for i in range(0, len(jobs), n):  # one after the other: a batch takes one thread of the pool, not all
+                prompt, marks = await self._prepare(jobs[i])
+                prompts.append(prompt)
+                streams += [self._open_stream(entry, prompt, marks) for entry in entries[i : i + n]]
+            for i, entry in enumerate(entries):
+                group = entries[i - i % n].handle if n > 1 else 0
+                await self._send_generate(entry, group, prompts[i // n])
         except BaseException:
             for entry in entries:
                 if entry.state is not EntryState.DONE:
                     self._end(entry)
             raise
         return streams
+
+    async def _prepare(self, job: Job) -> tuple[Prompt, dict[str, int]]:
+        """The job's prompt, and when each part of making it was done."""
+        parsed_ns = time.monotonic_ns()
+        longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
+        prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
+        return prompt, {
+            "received": job.received_ns,
+            "parsed": parsed_ns,
+            "rendered": prompt.rendered_ns or parsed_ns,
+            "tokenized": time.monotonic_ns(),
+        }
 
     def _open_stream(self, entry: Entry, prompt: Prompt, marks: dict[str, int]) -> Stream:
         if entry.is_over():

@@ -74,6 +74,7 @@ class Routing:
     """Where a request goes, and with whom it shares pages."""
 
     dp_rank: int | None = None  # attention-DP rank; None: the scheduler chooses [R25]
+    bootstrap_room: int | None = None  # of a gateway that chooses a rank by it; what scheduler.placement makes of it
     session: str = ""  # equal for all requests of one agent's session: a hint, never part of what is cached [R45]
     salt: bytes = b""  # only requests of the same one share pages [R19]
 
@@ -95,6 +96,7 @@ class Job:
 
     rid: str
     received_ns: int  # CLOCK_MONOTONIC, last byte of the body read
+    first_token_timeout_s: float | None = None  # from then on; what cannot keep it fails with DeadlineExceeded
     conversation: Conversation | None = None
     text: str | None = None  # raw prompt: flat encoding
     ids: np.ndarray | None = None  # int32

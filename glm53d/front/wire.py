@@ -71,6 +71,8 @@ def generate_record(
         stream_interval=config.output.stream_interval if job.out.is_streamed else config.output.plain_interval,
         priority=sampling.priority,
         dp_rank=-1 if job.routing.dp_rank is None else job.routing.dp_rank,
+        bootstrap_room=-1 if job.routing.bootstrap_room is None else job.routing.bootstrap_room,
+        deadline_ns=job.received_ns + round(job.first_token_timeout_s * 1e9) if job.first_token_timeout_s else 0,
         thinking_budget=-1 if sampling.thinking_budget is None else sampling.thinking_budget,
         cached_device=-1,
         cached_host=-1,

@@ -112,7 +112,7 @@ class Packer:
         return self._struct.pack(*map(fields.get, self._names, self._zeros))
 
 
-_CODES = {"<u8": "Q", "<u4": "I", "<i4": "i", "<f4": "f"}
+_CODES = {"<u8": "Q", "<i8": "q", "<u4": "I", "<i4": "i", "<f4": "f"}
 
 
 def align8(n: int) -> int:

@@ -1,7 +1,7 @@
 """Which attention-DP rank a request goes to: pure functions of true queues and cached pages. [R25]
 
 Each orders the ranks, best first; the scheduler takes the first that has room. `turn` is where equal ranks begin: it
-moves on with each request, so they fill evenly.
+moves on with each request, so they fill evenly, unless a gateway has named it (`bootstrap_room`).
 """
 
 from collections.abc import Callable, Sequence
@@ -47,6 +47,11 @@ def total_tokens(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[
     return sorted(_from(turn, len(loads)), key=lambda rank: loads[rank].queued_prefill + loads[rank].running)
 
 
+def follow_bootstrap_room(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
+    """The rank that the gateway's room falls on, and no other; requests without a room: one after the other."""
+    return [turn % len(loads)]
+
+
 def _from(turn: int, count: int) -> list[int]:
     first = turn % count
     return [*range(first, count), *range(first)]
@@ -59,5 +64,6 @@ POLICIES: dict[str, Policy] = {
     "round_robin": round_robin,
     "total_requests": total_requests,
     "total_tokens": total_tokens,
+    "follow_bootstrap_room": follow_bootstrap_room,
 }
 """By the names of scheduler.placement."""

@@ -45,6 +45,7 @@ class Req:
     stop_strings: list[bytes]
     rid: str
     order: int  # arrival number
+    turn: int  # where ranks that are equal to it begin: its bootstrap room, else its arrival number [R25]
     wanted_rank: int = -1  # attention-DP rank that it must go to, -1: any
     level: int = 0  # priority, one less for a helper; larger goes first and is retracted last
     session: int = 0  # whose turn it is, 0: nobody's; a helper is no turn
@@ -101,6 +102,7 @@ class Req:
             handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
             num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
             stop_strings=stop_strings, rid=rid, order=order, wanted_rank=int(head["dp_rank"]),
+            turn=order if head["bootstrap_room"] < 0 else int(head["bootstrap_room"]),
             level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
             session=0 if is_helper else int(head["session"]), deadline_ns=int(head["deadline_ns"]),
             thinking_forced=bool(int(head["flags"]) & THINKING_FORCED), cached_tokens=cached, inbox_ns=now_ns,

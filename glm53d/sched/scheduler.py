@@ -492,7 +492,7 @@ class Scheduler:
             )
             for rank in self.ranks
         ]
-        return self._place(len(req.tokens), loads, req.order)
+        return self._place(len(req.tokens), loads, req.turn)
 
     def _start(self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, now_ns: int) -> None:
         cached = len(matched) * self.limits.page_size

@@ -132,6 +132,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     job = Job(
         rid=rid,
         received_ns=received_ns,
+        first_token_timeout_s=req.first_token_timeout,
         conversation=conversation,
         sampling=sampling,
         routing=routing(request, req, session=req.metadata.user_id or "" if req.metadata else ""),

@@ -11,8 +11,8 @@ from glm53d.chat.tools import ToolParser, functions_of
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job
 from glm53d.server import body
-from glm53d.server.routing import DpRank
-from glm53d.server.sampling import Int32, SamplingFields, not_served
+from glm53d.server.routing import DpRank, Room
+from glm53d.server.sampling import Int32, SamplingFields, Timeout, not_served
 
 MAX_NAME_CHARS = 128
 
@@ -39,13 +39,14 @@ class RequestFields(SamplingFields, kw_only=True):
     priority: Int32 | None = None
     data_parallel_rank: DpRank | None = None  # two names of one choice
     routed_dp_rank: DpRank | None = None
+    bootstrap_room: Room | None = None
+    first_token_timeout: Timeout | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     prompt_cache_key: str | None = None
 
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
-    bootstrap_room: Annotated[Json, not_served()] = None
     lora_path: Annotated[Json, not_served()] = None
     session_params: Annotated[Json, not_served()] = None
 

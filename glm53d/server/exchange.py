@@ -78,10 +78,16 @@ def choose_rid(request: web.Request, given: str | None) -> str:
     rid, where = (given, "rid") if given is not None else (request.headers.get("X-Request-Id"), "X-Request-Id")
     if rid is None:
         rid = uuid.uuid4().hex
-    elif not _RID.fullmatch(rid) or rid == PROBE_RID:
-        raise InvalidRequest(f"`{where}` must be 1 to 128 visible ASCII characters, and not {PROBE_RID}.", where)
+    else:
+        check_rid(rid, where)
     request[RID] = rid
     return rid
+
+
+def check_rid(rid: str, where: str) -> None:
+    """Raise InvalidRequest for what cannot be an outside id."""
+    if not _RID.fullmatch(rid) or rid == PROBE_RID:
+        raise InvalidRequest(f"`{where}` must be 1 to 128 visible ASCII characters, and not {PROBE_RID}.", where)
 
 
 def rid_of(id: str) -> str | None:
@@ -98,6 +104,12 @@ def choose_model(engine: Engine, name: str | None) -> str:
     return name
 
 
+def check_number(engine: Engine, answers: int, param: str) -> None:
+    """Raise InvalidRequest for a request of more answers than can ever be in flight, before anything is made of it."""
+    if answers > (most := engine.config.server.max_requests):
+        raise InvalidRequest(f"`{param}` asks for {answers} answers; the limit is {most} (server.max_requests).", param)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One of the answers to a request: what runs, and what its dialect makes of it in a stream."""
@@ -109,21 +121,21 @@ class Answer:
 
 async def plain(request: web.Request, job: Job) -> Finish:
     """Run a job to its end. Raises RequestError before the engine has it, EngineError after."""
-    (finish,) = await plain_all(request, [job])
+    (finish,) = await plain_all(request, [job], 1)
     return finish
 
 
-async def plain_all(request: web.Request, jobs: Sequence[Job]) -> list[Finish]:
-    """Run all answers to one request to their ends. [R20]"""
+async def plain_all(request: web.Request, jobs: Sequence[Job], n: int) -> list[Finish]:
+    """Run all answers to one request to their ends, n of them to each prompt. [R20]"""
     engine = request.app[SERVICE].engine
-    streams = await engine.submit_all(jobs)
-    request[NUM_CUT] = streams[0].num_cut_ids
+    streams = await engine.submit_all(jobs, n)
+    request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     try:
         finishes = [await stream.finished() for stream in streams]
     finally:
         for stream in streams:
             engine.abort(stream)  # nothing to do for one that has finished
-    _count(request, jobs[0], finishes)
+    _count(request, jobs[0], finishes, n)
     return finishes
 
 
@@ -141,24 +153,25 @@ async def streamed(
     frame() makes the events of a wake's frames and pieces, where the job asks for pieces.
     Raises RequestError and NotReady while there is still a status to choose. Later errors are the dialect's last event.
     """
-    return await streamed_all(request, [Answer(job, last, frame)], first=first, wire=wire)
+    return await streamed_all(request, [Answer(job, last, frame)], 1, first=first, wire=wire)
 
 
 async def streamed_all(
     request: web.Request,
     answers: Sequence[Answer],
+    n: int,
     *,
-    first: Callable[[int], bytes],
+    first: Callable[[int], bytes] = lambda num_prompt_ids: b"",
     end: Callable[[list[Finish]], bytes] = lambda finishes: b"",
     wire: Wire = OPENAI_WIRE,
 ) -> web.StreamResponse:
-    """As streamed(), with all answers to one request: each one's last events as it ends, behind all of them end().
+    """As streamed(), with all answers to one request, n to each prompt: each one's last events as it ends, then end().
     [R20]
     """
     service = request.app[SERVICE]
     job = answers[0].job
-    streams = await service.engine.submit_all([answer.job for answer in answers])
-    request[NUM_CUT] = streams[0].num_cut_ids
+    streams = await service.engine.submit_all([answer.job for answer in answers], n)
+    request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     events = EventStream(request, streams, service.config.server.keepalive_s, wire.keep_alive)
     try:
         await events.open(first(streams[0].num_prompt_ids))
@@ -166,7 +179,7 @@ async def streamed_all(
             runs = [_run(stream, answer, events) for stream, answer in zip(streams, answers, strict=True)]
             finishes = await asyncio.gather(*runs) if len(runs) > 1 else [await runs[0]]  # tasks cost something
             last = end(finishes)
-            _count(request, job, finishes)
+            _count(request, job, finishes, n)
         except Exception as exc:
             last = wire.failed(visible(exc, job.rid))
             service.metrics.stream_error(endpoint(request))
@@ -231,16 +244,16 @@ def endpoint(request: web.Request) -> str:
     return resource.canonical if resource is not None else "unknown"
 
 
-def _count(request: web.Request, job: Job, finishes: list[Finish]) -> None:
-    """A request has ended well; its prompt counts once. [R20]"""
+def _count(request: web.Request, job: Job, finishes: list[Finish], n: int) -> None:
+    """A request has ended well; each of its prompts counts once. [R20]"""
     for i, finish in enumerate(finishes):
-        usage = finish.usage
+        usage, is_first = finish.usage, i % n == 0
         request.app[SERVICE].metrics.finished(
             endpoint(request),
             finish.reason.name.lower(),
             tokens={
-                "prompt": 0 if i else usage.prompt_tokens,
-                "cached": 0 if i else usage.cached_tokens,
+                "prompt": usage.prompt_tokens if is_first else 0,
+                "cached": usage.cached_tokens if is_first else 0,
                 "completion": usage.completion_tokens,
                 "reasoning": usage.reasoning_tokens,
             },

@@ -75,7 +75,7 @@ async def server_info(request: web.Request) -> web.Response:
         "dp_size": config.parallel.attn_dp_size,
         "ep_size": config.parallel.ep_size,
         "pp_size": 1,
-        "load_balance_method": "least_cost",
+        "load_balance_method": config.scheduler.placement,
         "disaggregation_mode": "null",
         "context_length": engine.limits.max_context_len or None,
         "max_running_requests": config.scheduler.max_running_requests,

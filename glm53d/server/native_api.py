@@ -2,9 +2,14 @@
 
 Events of a stream are deltas: each has only its new `text` and `output_ids`. The last one has `meta_info` and no text,
 then comes [DONE]. A plain answer has all three at once.
+
+A batch, that is several prompts or n of one, is answered by a list: answer j to prompt i stands at i * n + j, and a
+stream's events say as their `index` which one they belong to.
 """
 
-from typing import Annotated
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -12,31 +17,47 @@ from msgspec import Meta
 
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
-from glm53d.front.job import Finish, Frame, Job, OutSpec
+from glm53d.front.engine import Engine
+from glm53d.front.job import Finish, Frame, Job, OutSpec, SamplingParams
 from glm53d.server import body, exchange
+from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
-from glm53d.server.routing import DpRank, routing
-from glm53d.server.sampling import Count, Int32, SamplingFields, TokenId, not_served, refuse_not_served, to_sampling
+from glm53d.server.routing import DpRank, Room, routing
+from glm53d.server.sampling import (
+    Count,
+    Int32,
+    SamplingFields,
+    Timeout,
+    TokenId,
+    not_served,
+    refuse_not_served,
+    to_sampling,
+)
+
+T = TypeVar("T")
 
 
 class NativeSampling(SamplingFields, kw_only=True):
     """`sampling_params` of a request."""
 
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None  # [R20]
     max_new_tokens: Count | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    """The request. Unknown fields are ignored, null is absent."""
+    """The request. Unknown fields are ignored, null is absent. Several prompts may have as many parameters and rids."""
 
-    text: str | None = None
-    input_ids: list[TokenId] | None = None
-    sampling_params: NativeSampling | None = None
+    text: str | list[str] | None = None
+    input_ids: list[TokenId | list[TokenId]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
-    rid: str | None = None
+    rid: str | list[str] | None = None
     priority: Int32 | None = None
     data_parallel_rank: DpRank | None = None  # two names of one choice
     routed_dp_rank: DpRank | None = None
+    bootstrap_room: Room | None = None
+    first_token_timeout: Timeout | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     prompt_cache_key: str | None = None
@@ -55,57 +76,113 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     custom_logit_processor: Annotated[Json, not_served()] = None
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
-    bootstrap_room: Annotated[Json, not_served()] = None
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
-# The engine puts `","output_ids":[...]` between a frame's text and its suffix.
-_FRAME = Frame(b'data: {"text":"', b"}\n\n")
+_TEXT, _END = b'"text":"', b"}\n\n"  # the engine puts `","output_ids":[...]` between a frame's text and its end
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """Handle POST /generate."""
     req, received_ns = await exchange.receive(request, _DECODER)
     engine = request.app[exchange.SERVICE].engine
-    rid = exchange.choose_rid(request, req.rid)
+    rid = exchange.choose_rid(request, None if isinstance(req.rid, list) else req.rid)
     refuse_not_served(req)
-    params = req.sampling_params or NativeSampling()
-    sampling = to_sampling(
+    prompts, is_batch = _prompts(req)
+    params = _of_each(req.sampling_params or NativeSampling(), prompts, is_batch, "sampling_params")
+    rids = _of_each(req.rid or rid, prompts, is_batch, "rid")
+    n = params[0][1].n or 1
+    exchange.check_number(engine, len(prompts) * n, "text" if req.input_ids is None else "input_ids")
+    is_list, where = is_batch or n > 1, routing(request, req)
+    answers: list[_Answer] = []
+    for (at, prompt), (params_at, fields), (rid_at, rid) in zip(prompts, params, rids, strict=True):
+        exchange.check_rid(rid, rid_at)
+        if (fields.n or 1) != n:
+            raise InvalidRequest(f"`{params_at}.n` must be the same for all prompts.", f"{params_at}.n")
+        if not prompt:
+            raise InvalidRequest(f"`{at}` is empty.", at)
+        base = Job(
+            rid=rid,
+            received_ns=received_ns,
+            first_token_timeout_s=req.first_token_timeout,
+            text=prompt if isinstance(prompt, str) else None,
+            ids=None if isinstance(prompt, str) else to_ids(prompt, engine.vocab.size, at),
+            sampling=_sampling(fields, params_at, req, engine),
+            routing=where,
+        )
+        for j in range(n):
+            answers.append(_Answer(base, fields, j, len(answers) if is_list else None, is_streamed=bool(req.stream)))
+    if req.stream:
+        parts = [exchange.Answer(answer.job, answer.last) for answer in answers]
+        return await exchange.streamed_all(request, parts, n)
+    finishes = await exchange.plain_all(request, [answer.job for answer in answers], n)
+    said = [answer.plain(finish) for answer, finish in zip(answers, finishes, strict=True)]
+    return body.json_response(body.encode(said if is_list else said[0]))
+
+
+class _Answer:
+    """One answer, the j-th to its prompt; index: its place in a list, None: it stands alone."""
+
+    def __init__(self, base: Job, params: NativeSampling, j: int, index: int | None, *, is_streamed: bool):
+        self._head: dict[str, Json] = {} if index is None else {"index": index}
+        start = b"data: {" + (b"" if index is None else b'"index":%d,' % index)
+        self.job = replace(
+            base,
+            sampling=sampling_of(base.sampling, j),
+            out=OutSpec(
+                content=Frame(start + _TEXT, _END) if is_streamed else None,
+                with_ids=True,
+                skip_special_tokens=params.skip_special_tokens is not False,
+            ),
+        )
+
+    def last(self, finish: Finish) -> bytes:
+        """The event that says how it ended."""
+        said = self._head | {"text": "", "output_ids": []} | _meta_info(self.job, finish)
+        return b"data: " + body.encode(said) + b"\n\n"
+
+    def plain(self, finish: Finish) -> dict[str, Json]:
+        """All of it at once."""
+        return {"text": finish.text, "output_ids": finish.output_ids.tolist()} | _meta_info(self.job, finish)
+
+
+def _prompts(req: GenerateBody) -> tuple[list[tuple[str, Any]], bool]:
+    """The prompts, each text or a list of ids, with their paths; and whether there is a list of them."""
+    if (req.text is None) == (req.input_ids is None):
+        raise InvalidRequest("Exactly one of `text` and `input_ids` is required.", "text")
+    at, given = ("text", req.text) if req.input_ids is None else ("input_ids", req.input_ids)
+    if not given:
+        raise InvalidRequest(f"`{at}` is empty.", at)
+    if isinstance(given, list) and len(set(map(type, given))) > 1:
+        raise InvalidRequest(f"`{at}` has both ids and lists of ids.", at)
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [(at, given)], False
+    return [(f"{at}[{i}]", one) for i, one in enumerate(given)], True
+
+
+def _of_each(value: T | list[T], prompts: Sized, is_batch: bool, at: str) -> list[tuple[str, T]]:
+    """The value for each prompt, with its path: one for all, or one of a list."""
+    if not isinstance(value, list):
+        return [(at, value)] * len(prompts)
+    if not is_batch or len(value) != len(prompts):
+        raise InvalidRequest(f"`{at}` must be one, or as many as there are prompts.", at)
+    return [(f"{at}[{i}]", one) for i, one in enumerate(value)]
+
+
+def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine) -> SamplingParams:
+    return to_sampling(
         params,
         max_tokens=params.max_new_tokens,
         min_tokens=("min_new_tokens", params.min_new_tokens),
         priority=req.priority,
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,
-        at="sampling_params",
+        at=at,
     )
-    if (req.text is None) == (req.input_ids is None):
-        raise InvalidRequest("Exactly one of `text` and `input_ids` is required.", "text")
-    if req.text == "":
-        raise InvalidRequest("`text` is empty.", "text")
-    job = Job(
-        rid=rid,
-        received_ns=received_ns,
-        text=req.text,
-        ids=None if req.input_ids is None else to_ids(req.input_ids, engine.vocab.size, "input_ids"),
-        sampling=sampling,
-        routing=routing(request, req),
-        out=OutSpec(
-            content=_FRAME if req.stream else None,
-            with_ids=True,
-            skip_special_tokens=params.skip_special_tokens is not False,
-        ),
-    )
-    if req.stream:
-        return await exchange.streamed(
-            request, job, last=lambda finish: b"data: " + body.encode(_answer("", [], job, finish)) + b"\n\n"
-        )
-    finish = await exchange.plain(request, job)
-    return body.json_response(body.encode(_answer(finish.text, finish.output_ids.tolist(), job, finish)))
 
 
-def _answer(text: str, output_ids: list[int], job: Job, finish: Finish) -> dict[str, Json]:
-    """The plain answer, and the last event of a stream. Latencies are in seconds. [R24]"""
+def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:
+    """`meta_info`, of the plain answer and of the last event of a stream. Latencies are in seconds. [R24]"""
     usage = finish.usage
     meta = {
         "id": job.rid,
@@ -118,7 +195,7 @@ def _answer(text: str, output_ids: list[int], job: Job, finish: Finish) -> dict[
         "first_token_latency": finish.first_token_latency,
         "decode_throughput": finish.decode_throughput,
     }
-    return {"text": text, "output_ids": output_ids, "meta_info": meta}
+    return {"meta_info": meta}
 
 
 def _finish_reason(finish: Finish) -> dict[str, Json]:

@@ -124,26 +124,30 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     base = Job(
         rid=rid,
         received_ns=received_ns,
+        first_token_timeout_s=req.first_token_timeout,
         conversation=to_conversation(req, tools),
         sampling=sampling,
         routing=routing(request, req),
     )
+    n = req.n or 1
+    exchange.check_number(engine, n, "n")
     id, created = f"chatcmpl-{rid}", int(time.time())
     choices = [
         _Choice(request, req, base, tools, Chunks(id, "chat.completion.chunk", created, model, req.with_usage, index))
-        for index in range(req.n or 1)
+        for index in range(n)
     ]
     if req.stream:
         return await exchange.streamed_all(
             request,
             [choice.streamed() for choice in choices],
+            n,
             first=lambda _: b"".join(choice.chunks.delta({"role": "assistant", "content": ""}) for choice in choices),
-            end=choices[0].chunks.usage,
+            end=lambda finishes: choices[0].chunks.usage(finishes, n),
         )
-    finishes = await exchange.plain_all(request, [choice.job for choice in choices])
+    finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
     head = {"id": id, "object": "chat.completion", "created": created, "model": model}
     answers = [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
-    return plain_answer(head, answers, base, finishes)
+    return plain_answer(head, answers, base, finishes, n)
 
 
 class _Choice:

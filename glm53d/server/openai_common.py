@@ -86,22 +86,25 @@ def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:
     return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + index) % 2**64)
 
 
-def total_usage(finishes: Sequence[Finish]) -> Usage:
-    """Of all answers to a request: the prompt counts once, as the first one found it. [R20]"""
+def total_usage(finishes: Sequence[Finish], n: int) -> Usage:
+    """Of all answers to a request, n to each prompt: a prompt counts once, as the first one found it. [R20]"""
     usages = [finish.usage for finish in finishes]
-    return replace(
-        usages[0],
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+
+    def total(name: str, of: Sequence[Usage]) -> int:
+        return sum(getattr(usage, name) for usage in of)
+
+    of_prompts = ("prompt_tokens", "cached_tokens", "cached_device", "cached_host", "cached_storage")
+    of_answers = ("completion_tokens", "reasoning_tokens", "accepted_tokens")
+    return Usage(
+        **{name: total(name, usages[::n]) for name in of_prompts}, **{name: total(name, usages) for name in of_answers}
     )
 
 
 def plain_answer(
-    head: dict[str, Json], choices: list[dict[str, Json]], job: Job, finishes: Sequence[Finish]
+    head: dict[str, Json], choices: list[dict[str, Json]], job: Job, finishes: Sequence[Finish], n: int
 ) -> web.Response:
     """The response with all answers to a request: head, choices, usage, and what OpenAI has no place for."""
-    answer = head | {"choices": choices, "usage": usage_object(total_usage(finishes))}
+    answer = head | {"choices": choices, "usage": usage_object(total_usage(finishes, n))}
     return json_response(encode(answer | extras(job, finishes[0])))
 
 
@@ -134,8 +137,8 @@ class Chunks:
         end, more = encode(finish_fields(finish, stopped)), encode(extras(job, finish))
         return self._head + fields + b"," + end[1:-1] + b"}]," + more[1:-1] + self._end
 
-    def usage(self, finishes: Sequence[Finish]) -> bytes:
-        """The last chunk, of all answers together, if the client asked for it."""
+    def usage(self, finishes: Sequence[Finish], n: int) -> bytes:
+        """The last chunk, of all answers together, n to each prompt, if the client asked for it."""
         if not self._with_usage:
             return b""
-        return self._start + b',"choices":[],"usage":' + encode(usage_object(total_usage(finishes))) + b"}\n\n"
+        return self._start + b',"choices":[],"usage":' + encode(usage_object(total_usage(finishes, n))) + b"}\n\n"

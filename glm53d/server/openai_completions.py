@@ -1,5 +1,6 @@
-"""/v1/completions: text or ids in, text out; no template, no reasoning apart. One prompt per request.
+"""/v1/completions: text or ids in, text out; no template, no reasoning apart.
 
+A request may have several prompts, with n answers to each: the choice at index i * n + j is answer j to prompt i.
 A stream, in order: chunks with `text`, one with `finish_reason`, one with `usage` if asked for, [DONE].
 """
 
@@ -29,7 +30,7 @@ from glm53d.server.sampling import TokenId, not_served
 
 
 class CompletionBody(OpenAiFields, kw_only=True):
-    """The request. `prompt` stays raw at first: text, ids, or a list that holds one of them."""
+    """The request. `prompt` stays raw at first: text, ids, or a list of such."""
 
     prompt: msgspec.Raw
 
@@ -53,34 +54,43 @@ async def completions(request: web.Request) -> web.StreamResponse:
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
     sampling = openai_sampling(req, req.max_tokens, engine)
-    text, ids = _prompt(req.prompt, engine)
+    prompts, n = _prompts(req.prompt), req.n or 1
+    exchange.check_number(engine, len(prompts) * n, "prompt")
     id, created = f"cmpl-{rid}", int(time.time())
-    base = Job(rid=rid, received_ns=received_ns, text=text, ids=ids, sampling=sampling, routing=routing(request, req))
-    choices = [
-        _Choice(req, base, Chunks(id, "text_completion", created, model, req.with_usage, index))
-        for index in range(req.n or 1)
-    ]
+    base = Job(
+        rid=rid,
+        received_ns=received_ns,
+        first_token_timeout_s=req.first_token_timeout,
+        sampling=sampling,
+        routing=routing(request, req),
+    )
+    choices: list[_Choice] = []
+    for i, (at, raw) in enumerate(prompts):
+        text, ids = _prompt(raw, at, engine)
+        for j in range(n):
+            chunks = Chunks(id, "text_completion", created, model, req.with_usage, i * n + j)
+            choices.append(_Choice(req, replace(base, text=text, ids=ids), chunks, j))
     if req.stream:
         return await exchange.streamed_all(
             request,
             [exchange.Answer(choice.job, choice.last) for choice in choices],
-            first=lambda _: b"",
-            end=choices[0].chunks.usage,
+            n,
+            end=lambda finishes: choices[0].chunks.usage(finishes, n),
         )
-    finishes = await exchange.plain_all(request, [choice.job for choice in choices])
+    finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
     head = {"id": id, "object": "text_completion", "created": created, "model": model}
     answers = [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
-    return plain_answer(head, answers, base, finishes)
+    return plain_answer(head, answers, base, finishes, n)
 
 
 class _Choice:
-    """One answer: what runs, its last chunk in a stream, its part of a plain answer."""
+    """One answer, the j-th to its prompt: what runs, its last chunk in a stream, its part of a plain answer."""
 
-    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks):
+    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks, j: int):
         self.chunks = chunks
         self.job = replace(
             base,
-            sampling=sampling_of(base.sampling, chunks.index),
+            sampling=sampling_of(base.sampling, j),
             out=OutSpec(
                 content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if req.stream else None,
                 skip_special_tokens=req.skip_special_tokens is not False,
@@ -108,16 +118,17 @@ def to_ids(ids: list[int], vocab_size: int, at: str) -> np.ndarray:
     return array
 
 
-def _prompt(raw: msgspec.Raw, engine: Engine) -> tuple[str | None, np.ndarray | None]:
-    """The prompt as text or as ids."""
-    at, data = "prompt", bytes(raw)
-    if data.startswith(b"["):
-        inner = data[1:].lstrip()
-        if inner.startswith((b"[", b'"')):
-            prompts = body.decode(_LIST, data, at)
-            if len(prompts) > 1:
-                raise InvalidRequest("`prompt` with several prompts is not supported.", at)
-            at, data = "prompt[0]", bytes(prompts[0])
+def _prompts(raw: msgspec.Raw) -> list[tuple[str, bytes]]:
+    """The prompts, each with its path, still raw."""
+    data = bytes(raw)
+    if data.startswith(b"[") and data[1:].lstrip().startswith((b"[", b'"')):
+        prompts = body.decode(_LIST, data, "prompt")
+        return [(f"prompt[{i}]", bytes(one)) for i, one in enumerate(prompts)]
+    return [("prompt", data)]
+
+
+def _prompt(data: bytes, at: str, engine: Engine) -> tuple[str | None, np.ndarray | None]:
+    """A prompt as text or as ids."""
     if data.startswith(b"["):
         return None, to_ids(body.decode(_IDS, data, at), engine.vocab.size, at)
     text = body.decode(_TEXT, data, at)

@@ -12,6 +12,8 @@ from glm53d.server import exchange
 
 DpRank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
+Room = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
 DP_RANK_HEADER = "x-override-routed-dp-rank"
 SESSION_HEADERS = (
     "session-id",  # Codex
@@ -31,6 +33,8 @@ class RoutedFields(Protocol):
     @property
     def routed_dp_rank(self) -> int | None: ...
     @property
+    def bootstrap_room(self) -> int | None: ...
+    @property
     def cache_salt(self) -> str | None: ...
     @property
     def extra_key(self) -> str | None: ...
@@ -45,6 +49,7 @@ def routing(request: web.Request, fields: RoutedFields, session: str = "") -> Ro
     """
     return Routing(
         dp_rank=_dp_rank(request, fields),
+        bootstrap_room=fields.bootstrap_room,
         session=fields.prompt_cache_key or _session_header(request) or session,
         salt=_salt(fields.cache_salt, fields.extra_key),
     )

@@ -18,9 +18,13 @@ from glm53d.server.body import join
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1)]
 Budget = Annotated[int, Meta(ge=0)]
+Timeout = Annotated[float, Meta(gt=0, le=1e6)]  # seconds
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
+MAX_BIASED_IDS = 1024  # of a request
 
 
 def not_served(*neutral: Json) -> Meta:
@@ -39,6 +43,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: off
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASED_IDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BIASED_IDS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
@@ -48,10 +57,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
     n: Annotated[Json, not_served(1)] = None
-    frequency_penalty: Annotated[Json, not_served(0, 0.0)] = None
-    presence_penalty: Annotated[Json, not_served(0, 0.0)] = None
-    repetition_penalty: Annotated[Json, not_served(1, 1.0)] = None
-    logit_bias: Annotated[Json, not_served({})] = None
+    bad_words: Annotated[Json, not_served([])] = None
     regex: Annotated[Json, not_served()] = None
     ebnf: Annotated[Json, not_served()] = None
     json_schema: Annotated[Json, not_served()] = None
@@ -91,10 +97,9 @@ def to_sampling(
     min_name, least = min_tokens
     if least and max_tokens is not None and least > max_tokens:
         raise InvalidRequest(f"`{join(at, min_name)}` is more than the most tokens asked for.", join(at, min_name))
-    for i, token in enumerate(fields.stop_token_ids or ()):
-        if token >= vocab_size:
-            path = join(at, f"stop_token_ids[{i}]")
-            raise InvalidRequest(f"`{path}` is not in the vocabulary of {vocab_size} tokens.", path)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for i, token in enumerate(getattr(fields, name) or ()):
+            _check_token(token, vocab_size, join(at, f"{name}[{i}]"))
 
     def chosen(name: str, neutral: float) -> Any:
         given = getattr(fields, name)
@@ -105,6 +110,11 @@ def to_sampling(
         top_p=float(chosen("top_p", 1.0)),
         top_k=max(int(chosen("top_k", 0)), 0),
         min_p=float(chosen("min_p", 0.0)),
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=_logit_bias(fields.logit_bias or {}, vocab_size, join(at, "logit_bias")),
+        allowed_ids=tuple(dict.fromkeys(fields.allowed_token_ids or ())),
         seed=None if fields.seed is None else fields.seed & (2**64 - 1),
         # Beyond any context, so a cap changes no meaning; the records hold 32 bits.
         max_new_tokens=None if max_tokens is None else min(max_tokens, 2**31 - 1),
@@ -116,6 +126,22 @@ def to_sampling(
         no_stop_trim=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         priority=priority or 0,
     )
+
+
+def _check_token(token: int, vocab_size: int, path: str) -> None:
+    """Raise InvalidRequest for an id that no token has. [F-G7]"""
+    if token >= vocab_size:
+        raise InvalidRequest(f"`{path}` is not in the vocabulary of {vocab_size} tokens.", path)
+
+
+def _logit_bias(given: Mapping[str, float], vocab_size: int, at: str) -> tuple[tuple[int, float], ...]:
+    """JSON has the ids as strings: their digits, in the one way that numbers are written."""
+    for key in given:
+        path = join(at, key)
+        if not (key.isascii() and key.isdigit() and str(int(key)) == key):
+            raise InvalidRequest(f"`{path}`: the keys of `{at}` are token ids.", path)
+        _check_token(int(key), vocab_size, path)
+    return tuple((int(key), bias) for key, bias in given.items())
 
 
 def _stop_strings(stop: str | list[str] | None, path: str) -> tuple[str, ...]:

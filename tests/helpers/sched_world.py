@@ -41,6 +41,7 @@ def generate_record(
     head["num_page_hashes"], head["num_stop_ids"], head["max_new_tokens"] = len(hashes), len(stop_ids), max_new
     strings = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, stop))
     head["stop_bytes"] = len(strings)
+    head["bootstrap_room"] = -1
     head["stream_interval"], head["dp_rank"], head["cached_device"], head["thinking_budget"] = 1, -1, -1, -1
     for name, value in fields.items():
         head[name] = value

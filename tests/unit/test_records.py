@@ -25,7 +25,7 @@ def ids(*values: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("dtype", "size", "offsets"),
     [
-        (records.GENERATE, 176, {"num_prompt_ids": 64, "temperature": 152}),
+        (records.GENERATE, 184, {"num_prompt_ids": 72, "temperature": 160}),
         (records.ABORT, 8, {"handle": 0}),
         (records.CONTROL, 16, {"op": 8}),
         (records.CONTROL_RESULT, 24, {"value": 16}),

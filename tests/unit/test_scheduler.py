@@ -325,12 +325,25 @@ def test_a_session_goes_where_its_prefix_is_kept_when_nothing_else_speaks_agains
         ("total_requests", 0, [2, 0, 1]),
         ("total_tokens", 0, [1, 2, 0]),
         ("least_cost", 0, [2, 1, 0]),
+        ("follow_bootstrap_room", 7, [1]),
     ],
 )
 def test_each_placement_policy_orders_ranks_by_what_it_looks_at(name, turn, order):
     """[R25]"""
     loads = [RankLoad(400, 90, 64, 2), RankLoad(10, 20, 0, 3), RankLoad(0, 70, 64, 1)]
     assert POLICIES[name](128, loads, turn) == order
+
+
+def test_a_bootstrap_room_names_the_rank_under_its_policy_alone():
+    """[R25] a request waits for that rank, whatever room the others have."""
+    rooms = [5, 1, 2**63 - 1, 9, 13]
+    for placement, ranks in (("follow_bootstrap_room", [1, 1, 3, 1, 1]), ("total_requests", None)):
+        world = SchedWorld(attn_dp_size=4, eos_chance=0, placement=placement)
+        for handle, room in enumerate(rooms, 1):
+            world.send(handle, [handle], 50, bootstrap_room=room)
+        world.step()
+        placed = [world.sched.reqs[handle].dp_rank for handle in range(1, 6)]
+        assert placed == ranks if ranks else len(set(placed)) == 4
 
 
 @pytest.mark.parametrize("placement", list(POLICIES))

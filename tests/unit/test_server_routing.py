@@ -124,3 +124,10 @@ async def test_fields_that_say_nothing_to_us_are_taken(client, path):
 async def test_the_priority_reaches_the_engine(client, path):
     await routed(client, path, {"priority": -3})
     assert client.engine.jobs[-1].sampling.priority == -3
+
+
+async def test_a_bootstrap_room_and_a_timeout_reach_the_engine(client, path):
+    room = 2**63 - 1
+    routing = await routed(client, path, {"bootstrap_room": room, "first_token_timeout": 2.5})
+    assert (routing.bootstrap_room, routing.dp_rank) == (room, None)
+    assert client.engine.jobs[-1].first_token_timeout_s == 2.5

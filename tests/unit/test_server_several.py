@@ -1,11 +1,11 @@
-"""Several answers to one request: n of a chat and of a completion. [R20]"""
+"""Several answers to one request: n of a prompt, and several prompts. [R20]"""
 
 import asyncio
 
 import pytest
 
 from glm53d.errors import EngineError
-from tests.helpers.http import raw_post, until
+from tests.helpers.http import client_of_fake_engine, raw_post, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}], "n": 3}, TEXT: {"prompt": "hi", "n": 3}}
@@ -98,3 +98,81 @@ async def test_a_slow_reader_slows_every_answer(client):
         await asyncio.sleep(0)
     assert [other.slow for other in others] == [[True], [True]]
     writer.close()
+
+
+async def test_a_completion_of_several_prompts_has_n_choices_of_each_in_their_order(client):
+    answer = (await client.post(TEXT, {"prompt": ["a", [5, 6], "b"], "n": 2, "seed": 7, "max_tokens": 9})).json
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    jobs = client.engine.jobs
+    prompts = [job.text if job.ids is None else job.ids.tolist() for job in jobs]
+    assert prompts == ["a", "a", [5, 6], [5, 6], "b", "b"]
+    assert [job.sampling.seed for job in jobs] == [7, 8] * 3  # as each prompt would have them alone
+    assert answer["usage"]["prompt_tokens"] == 3 * 5 and answer["usage"]["completion_tokens"] == 6 * 6
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3 * 2
+
+
+async def test_a_list_of_one_prompt_is_that_prompt(client):
+    for prompt in ("hi", ["hi"]):
+        assert len((await client.post(TEXT, {"prompt": prompt})).json["choices"]) == 1
+    assert [job.text for job in client.engine.jobs] == ["hi", "hi"]
+
+
+async def test_a_stream_of_several_prompts_has_each_index_and_one_usage(client):
+    body = {"prompt": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}}
+    *events, usage, done = (await client.post(TEXT, body)).events
+    assert done == "[DONE]" and usage["usage"]["prompt_tokens"] == 10
+    ends = [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1]
+
+
+@pytest.mark.parametrize("prompts", [{"text": ["a", "b"]}, {"input_ids": [[1, 2], [3]]}])
+async def test_a_batch_is_answered_by_a_list(client, prompts):
+    """SGLang's /generate."""
+    answers = (await client.post("/generate", prompts | {"rid": "mine"})).json
+    assert [answer["text"] for answer in answers] == ['Let me think.Hello "you"\n世界'] * 2
+    assert [answer["meta_info"]["id"] for answer in answers] == ["mine", "mine"]
+    jobs = client.engine.jobs
+    assert [job.text or job.ids.tolist() for job in jobs] == next(iter(prompts.values()))
+
+
+async def test_a_batch_may_have_parameters_and_rids_of_each_prompt(client):
+    params = [{"max_new_tokens": 3, "temperature": 0, "n": 2}, {"top_k": 5, "n": 2}]
+    body = {"text": ["a", "b"], "sampling_params": params, "rid": ["one", "two"]}
+    answer = await client.post("/generate", body)
+    assert [one["meta_info"]["id"] for one in answer.json] == ["one", "one", "two", "two"]
+    sampling = [job.sampling for job in client.engine.jobs]
+    assert [s.max_new_tokens for s in sampling] == [3, 3, None, None]
+    assert [s.top_k for s in sampling] == [0, 0, 5, 5]
+
+
+async def test_several_answers_to_one_text_are_a_list_too(client):
+    assert len((await client.post("/generate", {"text": "a", "sampling_params": {"n": 3}})).json) == 3
+    assert isinstance((await client.post("/generate", {"text": "a", "sampling_params": {"n": 1}})).json, dict)
+    assert len((await client.post("/generate", {"text": ["a"]})).json) == 1
+
+
+async def test_a_batch_in_a_stream_says_of_each_event_whose_it_is(client):
+    *events, done = (await client.post("/generate", {"text": ["a", "b"], "stream": True})).events
+    assert done == "[DONE]"
+    for index in range(2):
+        *deltas, last = [event for event in events if event["index"] == index]
+        assert "".join(delta["text"] for delta in deltas) == 'Let me think.Hello "you"\n世界'
+        assert last["meta_info"]["finish_reason"]["type"] == "stop"
+    *alone, _ = (await client.post("/generate", {"text": "a", "stream": True})).events
+    assert not any("index" in event for event in alone)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(TEXT, {"prompt": ["a", "b"]}), ("/generate", {"text": ["a", "b"]}), (CHAT, BODIES[CHAT])]
+)
+async def test_more_answers_than_can_be_in_flight_are_refused_and_not_put_off(path, body):
+    async with client_of_fake_engine(max_requests=1) as client:
+        answer = await client.post(path, body)
+        assert answer.status == 400 and "server.max_requests" in answer.error["message"]
+
+
+async def test_metrics_count_each_prompt_once(client):
+    await client.post(TEXT, {"prompt": ["a", "b"], "n": 2})
+    text = (await client.get("/metrics")).body.decode()
+    assert 'glm53d_tokens_total{kind="prompt"} 10.0' in text
+    assert 'glm53d_tokens_total{kind="cached"} 4.0' in text

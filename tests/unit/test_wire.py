@@ -8,7 +8,7 @@ from glm53d.chat.conversation import Conversation
 from glm53d.config import Config
 from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
 from glm53d.front.health import Waiting
-from glm53d.front.job import Job, SamplingParams
+from glm53d.front.job import Job, Routing, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import generate_record, read_finish
 from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason, GrammarKind
@@ -98,3 +98,15 @@ def test_accepted_drafts_are_in_the_usage_of_those_that_have_any(num_accepted):
     usage = read_finish(Job("r", 0), {}, head.tobytes(), b"", b"", [], b"", 3, 0).usage
     details = usage_object(usage)["completion_tokens_details"]
     assert details == {"reasoning_tokens": 3} | ({"accepted_prediction_tokens": 7} if num_accepted else {})
+
+
+@pytest.mark.parametrize(("seconds", "deadline_ns"), [(None, 0), (0.5, 1_500_000_000), (1e6, 10**15 + 10**9)])
+def test_a_timeout_for_the_first_token_is_a_deadline_from_the_body_on(seconds, deadline_ns):
+    assert head_of(Job("r", 10**9, text="hi", first_token_timeout_s=seconds))["deadline_ns"] == deadline_ns
+
+
+def test_a_bootstrap_room_goes_with_the_request():
+    """[R25]"""
+    for room in (None, 0, 2**63 - 1):
+        head = head_of(Job("r", 0, text="hi", routing=Routing(bootstrap_room=room)))
+        assert head["bootstrap_room"] == (-1 if room is None else room)

@@ -63,6 +63,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, session)         /* hash of the session key, 0: none */                                                    \
   F(uint64_t, arrival_ns)      /* CLOCK_MONOTONIC, last byte of the body read */                                         \
   F(uint64_t, deadline_ns)     /* 0: none */                                                                             \
+  F(int64_t, bootstrap_room)   /* which rank it names, by its remainder; -1: none [R25] */                               \
   F(uint64_t, chain_lo)        /* what the chain of page hashes starts from */                                           \
   F(uint64_t, chain_hi)                                                                                                  \
   F(uint32_t, num_prompt_ids)                                                                                            \
@@ -225,7 +226,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
 // Every fixed struct above, in one list: X(StructName, field list, size in bytes).
 #define GLM53D_RECORDS(X)                                                \
-  X(GenerateRecord, GLM53D_GENERATE_RECORD, 176)                         \
+  X(GenerateRecord, GLM53D_GENERATE_RECORD, 184)                         \
   X(AbortRecord, GLM53D_ABORT_RECORD, 8)                                 \
   X(ControlRecord, GLM53D_CONTROL_RECORD, 16)                            \
   X(ControlResultRecord, GLM53D_CONTROL_RESULT_RECORD, 24)               \
@@ -247,7 +248,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 GLM53D_RECORDS(GLM53D_STRUCT)
 #undef GLM53D_STRUCT
 
-static_assert(offsetof(GenerateRecord, num_prompt_ids) == 64 && offsetof(GenerateRecord, temperature) == 152);
+static_assert(offsetof(GenerateRecord, num_prompt_ids) == 72 && offsetof(GenerateRecord, temperature) == 160);
 static_assert(offsetof(OutputRecord, inbox_ns) == 72 && offsetof(OutputRecord, held_bytes) == 28);
 static_assert(offsetof(LoadRow, pages_total) == 56 && offsetof(RankRow, phase) == 88);
 
