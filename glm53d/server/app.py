@@ -20,6 +20,7 @@ from glm53d.server import (
     openai_completions,
     openapi,
     responses,
+    shapes,
     text_api,
 )
 from glm53d.server.auth import Access, Keys
@@ -34,14 +35,8 @@ ROUTES = (
     Route("POST", "/v1/completions", openai_completions.completions, body=openai_completions.CompletionBody),
     Route("POST", "/v1/responses", responses.responses, body=responses.ResponsesBody),
     Route("POST", "/v1/responses/{id}/cancel", responses.cancel),
-    Route("POST", "/v1/messages", anthropic.messages, body=anthropic.MessagesBody, errors=anthropic.MessagesError),
-    Route(
-        "POST",
-        "/v1/messages/count_tokens",
-        anthropic.count_tokens,
-        body=anthropic.MessagesBody,
-        errors=anthropic.MessagesError,
-    ),
+    Route("POST", "/v1/messages", anthropic.messages, body=anthropic.MessagesBody),
+    Route("POST", "/v1/messages/count_tokens", anthropic.count_tokens, body=anthropic.MessagesBody),
     Route("POST", "/generate", native_api.generate, body=native_api.GenerateBody),
     Route("POST", "/tokenize", text_api.tokenize, body=text_api.TokenizeBody),
     Route("POST", "/detokenize", text_api.detokenize, body=text_api.DetokenizeBody),
@@ -72,7 +67,6 @@ ROUTES = (
 )
 
 _ACCESS = web.AppKey("access", dict[str, Access])  # by the route's pattern
-_ERRORS = {route.path: route.errors for route in ROUTES}
 
 
 def make_app(engine: Engine, config: Config) -> web.Application:
@@ -136,10 +130,10 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         service.metrics.request(endpoint, 499)  # the client has left: nobody is there to be answered
         raise
     except web.HTTPException as exc:
-        response = body.http_error_response(exc)
+        response = shapes.refusal(request.path, exc)
     except Exception as exc:
         error = exchange.visible(exc, request.get(exchange.RID))
-        response = body.error_response(error, _ERRORS.get(endpoint, body.ErrorBody))
+        response = body.error_response(error, shapes.shape_of(request.path))
     service.metrics.request(endpoint, response.status)
     return response
 

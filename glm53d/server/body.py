@@ -148,16 +148,6 @@ def error_response(exc: RequestError | EngineError, shape: type[ErrorShape] = Er
     return response
 
 
-def http_error_response(exc: web.HTTPException) -> web.Response:
-    """What aiohttp itself refuses (no such route, wrong method), in our shape and with its headers."""
-    code = (exc.reason or "error").lower().replace(" ", "_")
-    message = f"{exc.reason}." if exc.status != 404 else "There is no such route."
-    response = json_response(encode(ErrorBody(ErrorInfo(message, _kind(exc.status), None, code))), status=exc.status)
-    if "Allow" in exc.headers:
-        response.headers["Allow"] = exc.headers["Allow"]
-    return response
-
-
 def json_response(body: bytes, status: int = 200) -> web.Response:
     """A response of encoded JSON."""
     return web.Response(body=body, status=status, content_type="application/json")

@@ -9,7 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from glm53d.config import Server
 from glm53d.errors import ConfigError, HeadersTooLarge, InvalidRequest, RequestError
-from glm53d.server import body
+from glm53d.server import body, shapes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,15 @@ class Connection(web.RequestHandler):
         response = body.error_response(error)
         response.force_close()
         return response
+
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response. What the library refuses before any handler runs, an Expect, comes here in its own words."""
+        if isinstance(resp, web.HTTPException):
+            resp = shapes.refusal(request.path, resp)
+        return await super().finish_response(request, resp, start_time)
 
 
 async def listen(web_server: web.Server, server: Server) -> asyncio.Server:

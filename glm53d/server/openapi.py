@@ -10,7 +10,8 @@ import msgspec
 from aiohttp import web
 
 from glm53d.server.auth import Access
-from glm53d.server.body import ErrorBody, ErrorShape, encode, json_response
+from glm53d.server.body import encode, json_response
+from glm53d.server.shapes import shape_of
 from glm53d.version import VERSION
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,7 +29,6 @@ class Route:
     handler: Handler
     access: Access = Access.USER
     body: type[msgspec.Struct] | None = None
-    errors: type[ErrorShape] = ErrorBody
 
 
 async def openapi(request: web.Request) -> web.Response:
@@ -39,7 +39,7 @@ async def openapi(request: web.Request) -> web.Response:
 def document(routes: Sequence[Route]) -> bytes:
     """The description of these routes, OpenAPI 3.1 in JSON."""
     bodies = [route.body for route in routes if route.body is not None]
-    structs: list[type] = [*bodies, *dict.fromkeys(route.errors for route in routes)]
+    structs: list[type] = [*bodies, *dict.fromkeys(shape_of(route.path) for route in routes)]
     refs, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
     ref_of: dict[type, Any] = dict(zip(structs, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -66,7 +66,7 @@ def _operation(route: Route, ref_of: dict[type, Any]) -> dict[str, Any]:
             "200": {"description": "The answer; server-sent events where a stream was asked for."},
             "default": {
                 "description": "What went wrong.",
-                "content": {"application/json": {"schema": ref_of[route.errors]}},
+                "content": {"application/json": {"schema": ref_of[shape_of(route.path)]}},
             },
         },
         "security": [] if route.access is Access.OPEN else [{"key": []}],

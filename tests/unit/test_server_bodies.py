@@ -399,6 +399,31 @@ async def test_the_path_and_the_method_are_refused_in_the_same_shape(client):
     assert (wrong.status, wrong.error["code"], wrong.headers["Allow"]) == (405, "method_not_allowed", "POST")
 
 
+async def test_what_the_library_refuses_below_messages_has_its_dialects_shape(client):
+    nowhere, wrong = await client.post("/v1/messages/batches", {}), await client.get("/v1/messages")
+    assert nowhere.json["type"] == "error" and nowhere.error["type"] == "not_found_error"
+    assert wrong.json["type"] == "error" and (wrong.status, wrong.headers["Allow"]) == (405, "POST")
+    other = await client.post("/v1/messages_of_another_kind", {})
+    assert "type" not in other.json
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/nothing"])
+async def test_an_expectation_that_is_not_known_is_refused_in_json(client, path):
+    answer = await client.post(path, b"{}", {"Expect": "miracles"})
+    assert (answer.status, answer.error["message"]) == (417, "Expectation Failed.")
+    assert answer.json.get("type") == ("error" if path == "/v1/messages" else None)
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on(client):
+    body = json.dumps(GOOD[CHAT]).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await client.open(head.encode())
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_model_that_is_not_served_is_404(client, path):
     answer = await client.post(path, GOOD[path] | {"model": "gpt"})
