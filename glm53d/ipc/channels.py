@@ -4,6 +4,8 @@
     output     leader   -> main         tokens, read by main's native output pump
     batch      leader   -> followers    one Batch a step, seen by every follower
     result-N   rank N   -> leader       what a follower sampled
+    signals    ranks    -> ranks        how far each is, for the others' memory
+    memory-N   rank N   -> ranks        its KV pool, on the CPU: see mailbox.py
     board      ranks    -> anyone       load rows and rank rows
 
 Main creates them before any rank starts, for one world: one life of all ranks. A restart creates new ones. Channels is
@@ -17,12 +19,15 @@ from glm53d._native import (
     RingWriter,
     board_init,
     board_segment_bytes,
+    mark_rank_gone,
     mark_reader_gone,
     mark_writer_gone,
     ring_init,
     ring_segment_bytes,
 )
+from glm53d.ipc import mailbox
 from glm53d.ipc.board import Board
+from glm53d.ipc.mailbox import MailboxEnds, signals_segment_bytes
 from glm53d.ipc.segment import Segment
 
 # A follower's result of the largest step is under 200 KiB, and the leader reads it before it plans the next.
@@ -34,10 +39,10 @@ class Channel:
     """One channel as the topology lists it."""
 
     name: str
-    kind: str  # "ring" or "board"
+    kind: str  # "ring", "board", "signals" or "memory"
     writer: str
     readers: tuple[str, ...]
-    size: int  # of the segment, in bytes
+    size: int  # of the segment, in bytes; of memory 0, because its rank finds out while loading
 
 
 def plan(num_ranks: int, attn_dp_size: int, ring_bytes: int) -> list[Channel]:
@@ -54,6 +59,10 @@ def plan(num_ranks: int, attn_dp_size: int, ring_bytes: int) -> list[Channel]:
     for rank, follower in enumerate(followers, 1):
         size = ring_segment_bytes(min(ring_bytes, MAX_RESULT_RING_BYTES))
         channels.append(Channel(f"result-{rank}", "ring", follower, ("rank 0",), size))
+    if followers:
+        ranks = ("rank 0", *followers)
+        channels.append(Channel("signals", "signals", "every rank", ranks, signals_segment_bytes(num_ranks)))
+        channels += [Channel(f"memory-{i}", "memory", rank, ranks, 0) for i, rank in enumerate(ranks)]
     size = board_segment_bytes(attn_dp_size, num_ranks)
     channels.append(Channel("board", "board", "every rank", ("main", "rank 0"), size))
     return channels
@@ -101,8 +110,13 @@ class Channels:
     def create(cls, world_id: int, num_ranks: int, attn_dp_size: int, ring_bytes: int) -> "Channels":
         """Raises OSError when the memory cannot be had."""
         channels = plan(num_ranks, attn_dp_size, ring_bytes)
-        segments = {}
+        segments: dict[str, Segment] = {}
+        if num_ranks > 1:
+            segments["signals"], memories = mailbox.create(world_id, num_ranks)
+            segments |= {f"memory-{rank}": memory for rank, memory in enumerate(memories)}
         for channel in channels:
+            if channel.name in segments:
+                continue
             segments[channel.name] = segment = Segment.create(f"glm53d-{channel.name}", channel.size)
             if channel.kind == "board":
                 board_init(segment, world_id, attn_dp_size, num_ranks)
@@ -128,12 +142,21 @@ class Channels:
         """In that rank, 1 or above, once."""
         return FollowerEnds(self._reader("batch", rank - 1), self._writer(f"result-{rank}"), self.board())
 
+    def mailbox_ends(self, rank: int) -> MailboxEnds | None:
+        """In that rank, once; of one rank alone there are none."""
+        if self.num_ranks == 1:
+            return None
+        memories = [self.segments[f"memory-{i}"] for i in range(self.num_ranks)]
+        return MailboxEnds.open(self.segments["signals"], memories, self.world_id, rank)
+
     def board(self) -> Board:
         """The board, as often as wanted."""
         return Board(self.segments["board"], self.world_id)
 
     def mark_gone(self, rank: int) -> None:
         """The rank's process is dead: readers take what it published, then raise PeerGone; those that sleep wake."""
+        if self.num_ranks > 1:
+            mark_rank_gone(self.segments["signals"], self.world_id, rank)
         if rank > 0:
             self._writer_gone(f"result-{rank}")
             self._reader_gone("batch", rank - 1)

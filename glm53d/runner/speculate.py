@@ -10,18 +10,20 @@ Of a prompt's chunk, the next token of the last one is not here yet, and its MTP
 same goes for a cached prefix that is continued otherwise. Drafts may be the worse for it, outputs cannot.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.mtp import Mtp
 from glm53d.model.step import Step, last_tokens, plan_step
 from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
+
+ShareIds = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 def accepted(samples: Tensor, drafts: Tensor, fed: Tensor) -> Tensor:
@@ -38,12 +40,12 @@ def accepted(samples: Tensor, drafts: Tensor, fed: Tensor) -> Tensor:
 class Drafter:
     """Makes drafts, and keeps each slot's until its next step. Owned by one runner."""
 
-    def __init__(self, mtp: Mtp, cache: KvCache, sampler: Sampler, ranks: RankGroups, drafts: Tensor):
-        """drafts: [max_slots, k], where the runner finds them."""
+    def __init__(self, mtp: Mtp, cache: KvCache, sampler: Sampler, share_ids: ShareIds, drafts: Tensor):
+        """share_ids: RankGroups'. drafts: [max_slots, k], where the runner finds them."""
         self.mtp = mtp
         self.cache = cache
         self.sampler = sampler
-        self.ranks = ranks
+        self.share_ids = share_ids
         self.drafts = drafts
 
     def draft(self, rows: Rows, step: Step, hidden: Tensor, ids: Tensor, num_accepted: Tensor) -> None:
@@ -74,7 +76,7 @@ class Drafter:
         for i in range(num_drafts):
             logits = self.mtp.model.logits(state, counts)
             drawn = self.sampler.sample(logits, rows.slot[rows.owned], position[rows.owned] + 2 + i)
-            ids = self.ranks.share_ids(drawn, counts)
+            ids = self.share_ids(drawn, counts)
             self.drafts[slots, i] = ids
             if i + 1 < num_drafts:
                 prefix_len = position[own] + 1 + i

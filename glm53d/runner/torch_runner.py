@@ -13,6 +13,7 @@ from torch import Tensor
 from glm53d.config import AUTO_CONTEXTS, Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, Mode, StepResult
+from glm53d.ipc.mailbox import MailboxEnds
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
@@ -23,9 +24,10 @@ from glm53d.model.step import Step, last_tokens, plan_split, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner.base import Loaded, Progress
+from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox
 from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
-from glm53d.runner.speculate import Drafter, accepted
+from glm53d.runner.speculate import Drafter, ShareIds, accepted
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CUDA_RESERVE = 0.1  # of what the weights leave on a GPU: for temporary arrays
@@ -61,12 +63,14 @@ class TorchRunner:
         tokenizer_size: int,
         rendezvous: Path | None = None,
         eos_ids: Sequence[int] = (),
+        mailbox_ends: MailboxEnds | None = None,
     ):
         """Args:
         max_slots: request slots a Batch may name.
         tokenizer_size: ids from here on are never sampled.
         eos_ids: those that end a turn, which is not before min_new_tokens.
         rendezvous: a folder where the ranks of this world, and nobody else, find each other; of one rank, none.
+        mailbox_ends: likewise, what its ranks share.
         """
         self.device = torch.device("cpu")
         if config.engine.device == "cuda":
@@ -83,6 +87,8 @@ class TorchRunner:
         self.layout = Layout(rank, parallel.tp_size, parallel.attn_dp_size, parallel.ep_size)
         self.ranks = RankGroups(self.layout)
         self.rendezvous = rendezvous
+        self._mailbox_ends = mailbox_ends
+        self._mailbox: Mailbox | None = None
         self._launched: deque[Launched] = deque()
 
     def load(self, progress: Progress) -> Loaded:
@@ -124,15 +130,23 @@ class TorchRunner:
         shape = KvShape(model_config, page_size, self.dtype, fp8=self.config.kv.dtype == "fp8", num_mtp=num_mtp)
         num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size))
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
-        memory = torch.zeros(shape.memory_bytes(num_pages), dtype=torch.uint8, device=self.device)
+        max_ids = self.max_slots * (1 + num_drafts)
+        pools_at = IdExchange.room_bytes(max_ids)
+        memory = self._shared_memory(pools_at + shape.memory_bytes(num_pages))
         self.cache = KvCache(
-            shape, memory, num_pages=num_pages, max_slots=self.max_slots, max_context_len=context + 2 * num_drafts
-        )
+            shape, memory[pools_at:], num_pages=num_pages, max_slots=self.max_slots,
+            max_context_len=context + 2 * num_drafts,
+        )  # fmt: skip
+        self.share_ids: ShareIds = self.ranks.share_ids
+        if self._mailbox is not None:
+            self.peer_pages = PeerPages(self._mailbox, self.cache, self.layout, pools_at)
+            if self.device.type == "cpu":
+                self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
         tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
         self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
         self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
         self.drafts = torch.zeros(self.max_slots, num_drafts, dtype=torch.int64, device=self.device)
-        self.drafter = Drafter(mtp, self.cache, self.sampler, self.ranks, self.drafts) if mtp is not None else None
+        self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.drafts) if mtp is not None else None
         progress("kv cache", 100)
         return Loaded(num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read)
 
@@ -161,6 +175,8 @@ class TorchRunner:
     def close(self) -> None:
         """Drop steps not collected and leave the world. The memory goes with this object."""
         self._launched.clear()
+        if self._mailbox is not None:
+            self._mailbox.close()
         self.ranks.close()
 
     def _run(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -181,7 +197,7 @@ class TorchRunner:
         if num_sampled:
             slots = np.repeat(rows.slot[rows.owned], rows.num_logits[rows.owned])
             own_ids = self.sampler.sample(logits, slots, rows.sampled_positions(rows.owned))
-            ids = self.ranks.share_ids(own_ids, rows.dp_num_logits)
+            ids = self.share_ids(own_ids, rows.dp_num_logits)
             count = rows.num_logits[rows.sampled]
             samples[self._index(np.repeat(np.arange(num_sampled), count)), self._index(within(count))] = ids
             slot = self._index(rows.slot[rows.sampled])
@@ -213,6 +229,13 @@ class TorchRunner:
     def _index(self, values: np.ndarray) -> Tensor:
         """A copy on the device as int64, which is what torch indexes with."""
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+    def _shared_memory(self, num_bytes: int) -> Tensor:
+        """Zeros on the device, which the other ranks can read, if there are any."""
+        if self._mailbox_ends is None:
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        self._mailbox = ShmMailbox(self._mailbox_ends, num_bytes, self.config.scheduler.watchdog_s)
+        return self._mailbox.local
 
     def _num_pages(self, page_bytes: int, pages_per_context: int) -> int:
         """As configured, else what memory allows."""

@@ -144,7 +144,10 @@ def make_runner(spec: RankSpec) -> Runner:
         )
     from glm53d.runner.torch_runner import TorchRunner  # imports torch
 
-    return TorchRunner(spec.config, spec.rank, max_slots, spec.vocab_size, spec.rendezvous, spec.eos_ids)
+    return TorchRunner(
+        spec.config, spec.rank, max_slots, spec.vocab_size, spec.rendezvous, spec.eos_ids,
+        spec.channels.mailbox_ends(spec.rank),
+    )  # fmt: skip
 
 
 def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
@@ -163,7 +166,7 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         hash_key=spec.hash_key, placement=config.scheduler.placement,
         session_ttl_ns=int(config.scheduler.session_ttl_s * 1e9),
         max_session_pages=int(config.scheduler.session_share * loaded.num_pages),
-        max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
+        max_biased=config.scheduler.max_biased_requests, max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
         debug=config.scheduler.debug_checks,
     )  # fmt: skip
 

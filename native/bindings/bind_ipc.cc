@@ -22,6 +22,7 @@
 #include "glm53d/ring.h"
 #include "glm53d/segment.h"
 #include "glm53d/seqlock.h"
+#include "glm53d/signals.h"
 #include "status_error.h"
 
 namespace nb = nanobind;
@@ -238,7 +239,8 @@ static void bind_segment(nb::module_& m) {
             return segment;
           },
           "name"_a, "size"_a,
-          "Fresh zeroed memory. The name is for people, in lists of open files. OSError when there is no room.")
+          "Fresh zeroed memory. The name is for people, in lists of open files. OSError when there is no room.\n\n"
+          "Of size 0 it has none until its owner calls set_size.")
       .def_static(
           "attach",
           [](int fd) {
@@ -247,6 +249,17 @@ static void bind_segment(nb::module_& m) {
             return segment;
           },
           "fd"_a, "The memory behind a descriptor that create() made here or in the spawning process; takes fd over.")
+      .def("set_size", [](Segment& segment, size_t size) { check(segment.set_size(size)); }, "size"_a,
+           "Give a segment made with size 0 its memory, once, in the process that owns it. OSError without room.")
+      .def(
+          "array",
+          [](nb::object self) {
+            Segment& segment = nb::cast<Segment&>(self);
+            check(segment.refresh());
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(segment.data(), {segment.size()}, self);
+          },
+          nb::sig("def array(self) -> numpy.typing.NDArray[numpy.uint8]"),
+          "The memory itself [size], which lives as long as the array; of a segment sized since it came here, all of it.")
       .def_prop_ro("fd", &Segment::fd, "-1 after close().")
       .def_prop_ro("size", &Segment::size, "In bytes.")
       .def("close", &Segment::close, "Give up the descriptor. The memory stays mapped while an end of it is held.");
@@ -345,6 +358,79 @@ static void bind_board(nb::module_& m) {
            "The bytes of the RankRow last written, zeros before the first.");
 }
 
+static void bind_signals(nb::module_& m) {
+  m.def("signals_segment_bytes", &signals_segment_bytes, "num_ranks"_a,
+        "Size of a segment for the signals of so many ranks.");
+  m.def(
+      "signals_init",
+      [](const Segment& segment, uint64_t world_id, uint32_t num_ranks) {
+        check(signals_init(segment, world_id, num_ranks));
+      },
+      "segment"_a, "world_id"_a, "num_ranks"_a, "Make a fresh segment the signals between ranks. [R11]");
+  m.def(
+      "mark_rank_gone",
+      [](const Segment& segment, uint64_t world_id, uint32_t rank) {
+        SignalHeader* header = open_signals(segment, world_id);
+        if (header == nullptr) check(Status::kAbiMismatch);
+        if (rank >= header->num_ranks) throw nb::index_error("there is no such rank");
+        mark_rank_gone(*header, rank);
+      },
+      "segment"_a, "world_id"_a, "rank"_a, "The rank's process is dead: whoever waits for it sees PeerGone.");
+
+  nb::class_<Signals>(m, "Signals", "One rank's end of the signals between all; one thread at a time. [R11]")
+      .def(
+          "__init__",
+          [](Signals* self, const Segment& segment, uint64_t world_id, uint32_t rank) {
+            check((new (self) Signals)->open(segment, world_id, rank));
+          },
+          "segment"_a, "world_id"_a, "rank"_a, nb::keep_alive<1, 2>(),
+          "Raises AbiMismatch, or IpcError when the rank has had its end.")
+      .def_prop_ro("rank", &Signals::rank)
+      .def_prop_ro("num_ranks", &Signals::num_ranks)
+      .def(
+          "set",
+          [](Signals& signals, uint32_t to, uint64_t value) {
+            if (to >= signals.num_ranks()) throw nb::index_error("there is no such rank");
+            signals.raise(to, value);
+          },
+          "to"_a, "value"_a, "Tell a rank that we have come to value, which never falls.")
+      .def(
+          "wait",
+          [](Signals& signals, uint32_t from, uint64_t value, uint64_t spin_ns, uint64_t timeout_ns) {
+            if (from >= signals.num_ranks()) throw nb::index_error("there is no such rank");
+            Status status;
+            {
+              nb::gil_scoped_release released;
+              status = signals.wait(from, value, spin_ns, timeout_ns);
+            }
+            if (status == Status::kTimeout) return false;
+            check(status);
+            return true;
+          },
+          "of"_a, "value"_a, "spin_ns"_a, "timeout_ns"_a,
+          "True once that rank has come to value; False after timeout_ns, or earlier when a signal arrived. PeerGone when "
+          "it is gone and has not. Spins for the first spin_ns, then sleeps.")
+      .def(
+          "export_memory",
+          [](Signals& signals, nb::bytes handle, uint64_t num_bytes) {
+            if (handle.size() != kHandleBytes || num_bytes == 0) throw nb::value_error("not a handle of 64 bytes");
+            signals.export_memory(std::span<const unsigned char, kHandleBytes>(
+                                      static_cast<const unsigned char*>(handle.data()), kHandleBytes), num_bytes);
+          },
+          "handle"_a, "num_bytes"_a, "Show how to open our device memory, and its size; once.")
+      .def(
+          "exported",
+          [](const Signals& signals, uint32_t of) -> std::optional<std::tuple<nb::bytes, uint64_t>> {
+            if (of >= signals.num_ranks()) throw nb::index_error("there is no such rank");
+            std::array<unsigned char, kHandleBytes> handle;
+            const uint64_t num_bytes = signals.exported(of, handle);
+            if (num_bytes == 0) return std::nullopt;
+            return std::tuple(nb::bytes(handle.data(), handle.size()), num_bytes);
+          },
+          "of"_a, "(handle, bytes) of a rank's device memory, or None before it has shown it.")
+      .def("close", &Signals::close, "Nobody waits for this rank any more.");
+}
+
 void bind_ipc(nb::module_& m) {
   nb::class_<RecordLayout>(m, "RecordLayout", "One fixed struct of records.h.")
       .def_ro("size", &RecordLayout::size)
@@ -353,4 +439,5 @@ void bind_ipc(nb::module_& m) {
   bind_segment(m);
   bind_ring(m);
   bind_board(m);
+  bind_signals(m);
 }

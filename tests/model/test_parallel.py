@@ -1,7 +1,6 @@
 """Every layout of 1, 2 and 4 ranks gives the tokens of one rank: heads, experts, widths and vocabulary split. [R1]"""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -38,14 +37,6 @@ def config_of(
         scheduler=Scheduler(max_running_requests=6, max_step_tokens=24),
         speculation=Speculation(num_draft_tokens=num_draft_tokens),
     )
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Started once per size."""
-    ranks = Ranks(request.param)
-    yield ranks
-    ranks.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 import random
 import tempfile
+from collections.abc import Callable
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,18 @@ import torch.multiprocessing as mp
 
 from glm53d.config import Config
 from glm53d.errors import Glm53dError
+from glm53d.ipc import mailbox
 from glm53d.ipc.batch import Batch, Mode, StepResult
+from glm53d.ipc.mailbox import MailboxEnds
 from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
+from glm53d.ipc.segment import Segment
 from glm53d.runner.base import Loaded
 from glm53d.runner.torch_runner import TorchRunner
 from glm53d.worker.leader import merge
 from tests.helpers.sched_world import SchedWorld
 
 TIMEOUT_S = 120
+WORLD = 7
 
 
 class Ranks:
@@ -39,12 +45,22 @@ class Ranks:
 
     def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
         """Raises what a rank raises."""
+        signals, memories = mailbox.create(WORLD, self.size)
+        segments = [signals, *memories]
         with tempfile.TemporaryDirectory() as folder:
-            return self._ask("load", config, max_slots, tokenizer_size, Path(folder))
+            for pipe, process in zip(self._pipes, self._processes, strict=True):
+                pipe.send(("load", config, max_slots, tokenizer_size, Path(folder), len(segments)))
+                for segment in segments:
+                    reduction.send_handle(pipe, segment.fd, process.pid)
+            return self._answers()
 
     def step(self, batch: Batch) -> list[StepResult]:
         """Each rank's result."""
         return [StepResult.decode(data) for data in self._ask("step", batch.encode())]
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """function(the rank's runner, *args) in each rank; a function of a module, as it goes by name."""
+        return self._ask("call", function, args)
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -56,6 +72,9 @@ class Ranks:
     def _ask(self, *message: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(message)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
         answers = []
         for pipe in self._pipes:
             assert pipe.poll(TIMEOUT_S), "a rank does not answer"
@@ -74,9 +93,13 @@ def _rank_main(rank: int, pipe: Connection) -> None:
             if message[0] == "load":
                 if runner is not None:
                     runner.close()
-                _, config, max_slots, tokenizer_size, rendezvous = message
-                runner = TorchRunner(config, rank, max_slots, tokenizer_size, rendezvous)
+                _, config, max_slots, tokenizer_size, rendezvous, num_segments = message
+                signals, *memories = (Segment.attach(reduction.recv_handle(pipe)) for _ in range(num_segments))
+                ends = MailboxEnds.open(signals, memories, WORLD, rank)
+                runner = TorchRunner(config, rank, max_slots, tokenizer_size, rendezvous, mailbox_ends=ends)
                 pipe.send(runner.load(lambda phase, percent: None))
+            elif message[0] == "call":
+                pipe.send(message[1](runner, *message[2]))
             else:
                 assert runner is not None
                 runner.launch(Batch.decode(message[1]))

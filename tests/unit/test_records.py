@@ -121,6 +121,10 @@ def test_the_plan_names_every_channel_and_create_follows_it():
         ("batch", "rank 0", "rank 1, rank 2"),
         ("result-1", "rank 1", "rank 0"),
         ("result-2", "rank 2", "rank 0"),
+        ("signals", "every rank", "rank 0, rank 1, rank 2"),
+        ("memory-0", "rank 0", "rank 0, rank 1, rank 2"),
+        ("memory-1", "rank 1", "rank 0, rank 1, rank 2"),
+        ("memory-2", "rank 2", "rank 0, rank 1, rank 2"),
         ("board", "every rank", "main, rank 0"),
     ]
     assert channels.plan == tuple(plan(3, 2, RING_BYTES))

@@ -1,6 +1,9 @@
 // A memory segment shared by descriptor: nothing has a name in the file system, so nothing stays behind. [R5]
 //
-//   SegmentHeader | what its kind says: a ring (ring.h) or the board (seqlock.h)
+//   SegmentHeader | what its kind says: a ring (ring.h), the board (seqlock.h) or signals (signals.h)
+//
+// A rank's memory that others read (its KV pool on the CPU) has no header, and no size before that rank has found out how
+// much it needs: made with size 0, sized by its owner, then mapped by its readers.
 //
 // A segment belongs to one world, that is one life of all ranks. It is initialised once, by main, before any rank
 // starts; a restart makes new ones.
@@ -24,7 +27,7 @@ namespace glm53d {
 inline constexpr uint64_t kSegmentMagic = 0x676c6d3533642e31;  // "glm53d.1"
 inline constexpr size_t kCacheLine = 64;
 
-enum class SegmentKind : uint32_t { kRing = 1, kBoard = 2 };
+enum class SegmentKind : uint32_t { kRing = 1, kBoard = 2, kSignals = 3 };
 
 // Whether a process holds one end of a channel. absent -> attached -> gone, or absent -> gone; never back.
 enum class Liveness : uint32_t { kAbsent = 0, kAttached = 1, kGone = 2 };
@@ -52,10 +55,16 @@ class Segment {
   }
 
   // Fresh zeroed memory, all of it backed now: a shortage shows here, at the start, not as a SIGBUS at some later
-  // write. kSystem: see errno.
+  // write. Of size 0: none yet. kSystem: see errno.
   Status create(const char* name, size_t size) noexcept {
     fd_ = memfd_create(name, MFD_CLOEXEC);
     if (fd_ < 0) return Status::kSystem;
+    return size == 0 ? Status::kOk : set_size(size);
+  }
+
+  // Gives a segment made with size 0 its memory, once, in the one process that owns it.
+  Status set_size(size_t size) noexcept {
+    if (data_ != nullptr) return Status::kTaken;
     const int error = posix_fallocate(fd_, 0, static_cast<off_t>(size));
     if (error != 0) {
       errno = error;  // posix_fallocate returns it instead
@@ -67,9 +76,16 @@ class Segment {
   // Takes over a descriptor made by create(), in this process or in the one that spawned it.
   Status attach(int fd) noexcept {
     fd_ = fd;
+    if (fcntl(fd_, F_SETFD, FD_CLOEXEC) != 0) return Status::kSystem;
+    return refresh();
+  }
+
+  // Maps what the owner has sized since; of what is mapped, or still of size 0, nothing happens.
+  Status refresh() noexcept {
+    if (data_ != nullptr) return Status::kOk;
     struct stat info;
-    if (fcntl(fd_, F_SETFD, FD_CLOEXEC) != 0 || fstat(fd_, &info) != 0) return Status::kSystem;
-    return map(static_cast<size_t>(info.st_size));
+    if (fstat(fd_, &info) != 0) return Status::kSystem;
+    return info.st_size == 0 ? Status::kOk : map(static_cast<size_t>(info.st_size));
   }
 
   // Gives up the descriptor; the memory stays mapped for those who use it.

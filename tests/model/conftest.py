@@ -1,0 +1,15 @@
+"""Worlds of 2 and 4 ranks, started once for all tests that want them: loading torch is most of what they cost."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.model.world import Ranks
+
+
+@pytest.fixture(scope="session", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Each load() makes them a new world of this size."""
+    ranks = Ranks(request.param)
+    yield ranks
+    ranks.close()
