@@ -40,8 +40,9 @@ class ArgumentKinds:
     def of(self, key: str) -> Kinds:
         """The types that the argument may have. Looked up once per key, in time linear in its schema."""
         if key not in self._known:
-            properties = _resolved(self._root, self._root).get("properties")
-            schema = properties.get(key) if isinstance(properties, dict) else None
+            whole = _resolved(self._root, self._root)
+            properties, others = whole.get("properties"), whole.get("additionalProperties")
+            schema = properties.get(key, others) if isinstance(properties, dict) else others
             self._known[key] = _kinds(schema, self._root)
         return self._known[key]
 

@@ -1,0 +1,320 @@
+"""JSON Schema as the grammar engine takes it: checked, self-contained, and without what constrains nothing. [R35]
+
+A schema that is served is enforced to the letter. What the engine cannot enforce is refused by its path, before any
+token: an answer that only nearly has its form helps nobody. Annotations, and keywords that no draft knows, go.
+
+    closed(schema)   the schema, with each distinct $ref as #/$defs/N and what it stands for in $defs, cleaned the same
+                     way; so a part of a document, such as one parameter of a tool, is a document of its own
+
+Schemas come from clients: the work is bounded by MAX_NODES and MAX_DEPTH, and nothing follows a reference twice.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from glm53d.chat.conversation import Json
+from glm53d.errors import InvalidRequest
+
+MAX_NODES = 4_000
+"""Schemas and enum values of one request. So many take some 10 ms to check."""
+MAX_DEPTH = 64
+MAX_ROUNDS = 16  # of the search for references that have a value: one suffices unless cycles are nested
+
+FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+)
+"""Formats that are enforced. The others are annotations, as JSON Schema says of all."""
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+_COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
+_NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_MAPS = frozenset(("properties", "patternProperties"))
+_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+_SCHEMAS = frozenset(("items", "additionalProperties"))
+# Each constrains, unless it has one of these values, and none can be enforced token by token with what we have.
+_UNSUPPORTED: dict[str, tuple[Json, ...]] = {
+    "not": (),
+    "if": (),
+    "contains": (),
+    "minContains": (),
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "additionalItems": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+
+
+class Budget:
+    """How much of schemas a request may bring, in all its documents together. Owned by who checks that request."""
+
+    def __init__(self, at: str):
+        """at: the path that is named when there is too much."""
+        self._left = MAX_NODES
+        self._at = at
+
+    def take(self, num: int = 1) -> None:
+        """Raise InvalidRequest when there is not so much left."""
+        self._left -= num
+        if self._left < 0:
+            raise InvalidRequest(f"`{self._at}`: schemas are too large; the limit is {MAX_NODES} parts.", self._at)
+
+
+class Document:
+    """One JSON Schema document of a request."""
+
+    def __init__(self, root: Json, at: str, budget: Budget):
+        """at: the path of root in the request."""
+        self._root = root
+        self._at = at
+        self._budget = budget
+
+    def closed(self, schema: Json, at: str) -> Json:
+        """A schema of this document, `at` a path of the request, on its own. Raises InvalidRequest."""
+        refs: dict[str, str] = {}  # as the document has them -> as the result does
+        one_ofs: list[tuple[list[Json], str]] = []
+        out = self._clean(schema, at, refs, one_ofs)
+        defs: dict[str, Json] = {}
+        while len(defs) < len(refs):  # what they stand for may have more
+            ref = next(itertools.islice(refs, len(defs), None))
+            defs[name_of(refs[ref])] = self._clean(*self.target(ref, at), refs, one_ofs)
+        for branches, path in one_ofs:
+            self._check_one_of(branches, path, defs)
+        if not _has_value(out, defs):
+            raise InvalidRequest(f"`{at}`: no finite value satisfies this schema.", at)
+        return with_defs(out, defs)
+
+    def target(self, ref: Json, at: str) -> tuple[Json, str]:
+        """What a reference in the schema `at` stands for, and its path. Raises InvalidRequest."""
+        node, path = self._root, self._at
+        if not isinstance(ref, str) or not ref.startswith("#"):
+            raise InvalidRequest(f"`{at}.$ref` must be a reference into the same schema.", f"{at}.$ref")
+        for part in filter(None, ref[1:].split("/")):
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and key in node:
+                node, path = node[key], f"{path}.{key}"
+            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+                node, path = node[int(key)], f"{path}[{int(key)}]"
+            else:
+                raise InvalidRequest(f"`{at}.$ref` points nowhere.", f"{at}.$ref")
+        return node, path
+
+    def _clean(
+        self, schema: Json, at: str, refs: dict[str, str], one_ofs: list[tuple[list[Json], str]], depth: int = 0
+    ) -> Json:
+        """The schema without what constrains nothing. A oneOf becomes an anyOf, and it is in one_ofs to be checked."""
+        self._budget.take()
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"`{self._at}` is nested too deeply; the limit is {MAX_DEPTH} levels.", self._at)
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise InvalidRequest(f"`{at}` must be a schema: an object, or true or false.", at)
+        out: dict[str, Json] = {}
+        for key, value in schema.items():
+            path = f"{at}.{key}"
+            if key in _MAPS:
+                if not isinstance(value, dict):
+                    raise InvalidRequest(f"`{path}` must be an object.", path)
+                out[key] = {
+                    name: self._clean(sub, f"{path}.{name}", refs, one_ofs, depth + 1) for name, sub in value.items()
+                }
+            elif key in _LISTS:
+                if not isinstance(value, list) or not value:
+                    raise InvalidRequest(f"`{path}` must be a list that is not empty.", path)
+                branches = [self._clean(sub, f"{path}[{i}]", refs, one_ofs, depth + 1) for i, sub in enumerate(value)]
+                _add_branches(out, key, branches)
+                if key == "oneOf":
+                    one_ofs.append((branches, path))
+            elif key in _SCHEMAS:
+                out[key] = self._clean(value, path, refs, one_ofs, depth + 1)
+            elif key == "$ref":
+                self.target(value, at)
+                out[key] = refs.setdefault(value, f"#/$defs/{len(refs)}")
+            elif key in _UNSUPPORTED:
+                if value not in _UNSUPPORTED[key]:
+                    raise InvalidRequest(f"`{path}`: the keyword {key} cannot be enforced.", path)
+            elif _is_kept(key, value, path):
+                out[key] = value
+                if key == "enum":
+                    self._budget.take(len(value))
+        _check_properties(out, at)
+        return out
+
+    def _check_one_of(self, branches: list[Json], path: str, defs: Mapping[str, Json]) -> None:
+        """oneOf is anyOf where no value satisfies two branches; where that is not plain it cannot be enforced."""
+        self._budget.take(len(branches) ** 2 // 8)  # a pair costs less than a schema
+        if not all(_exclude(a, b, defs) for a, b in itertools.combinations(branches, 2)):
+            raise InvalidRequest(
+                f"`{path}`: its branches must exclude each other by their type, or by a required property with another "
+                "const or enum in each; anyOf has no such need.",
+                path,
+            )
+
+
+def with_defs(schema: Json, defs: Mapping[str, Json]) -> Json:
+    """A part of a closed schema on its own: with what its references stand for, and theirs."""
+    found: dict[str, Json] = {}
+    left = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            ref = node.get("$ref")
+            if isinstance(ref, str) and (name := name_of(ref)) in defs and name not in found:
+                found[name] = defs[name]
+                left.append(defs[name])
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
+    return schema | {"$defs": found} if found else schema
+
+
+def followed(schema: Json, defs: Mapping[str, Json]) -> Json:
+    """What a schema that is a reference and nothing else leads to. One that has no end stays what it is."""
+    for _ in defs:
+        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+            break
+        schema = defs[name_of(schema["$ref"])]
+    return schema
+
+
+def name_of(ref: str) -> str:
+    """That of the definition which a reference of a closed schema stands for."""
+    return ref.rpartition("/")[2]
+
+
+def types_of(schema: Mapping[str, Json]) -> frozenset[str]:
+    """The types that a schema's own keywords leave."""
+    if "const" in schema:
+        return frozenset((_type(schema["const"]),))
+    if "enum" in schema:
+        return frozenset(map(_type, schema["enum"]))
+    said = schema.get("type", TYPES)
+    return frozenset([said] if isinstance(said, str) else said)
+
+
+def _type(value: Json) -> str:
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def _is_kept(key: str, value: Json, path: str) -> bool:
+    """Whether a keyword whose value is no schema constrains. Raises InvalidRequest for a value it cannot have."""
+    if key in _COUNTS:
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    elif key in _NUMBERS:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and (key != "multipleOf" or value > 0)
+    elif key == "type":
+        kinds = [value] if isinstance(value, str) else value
+        good = isinstance(kinds, list) and bool(kinds) and all(kind in TYPES for kind in kinds)
+    elif key == "required":
+        good = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    elif key == "enum":
+        good = isinstance(value, list) and bool(value)
+    elif key == "pattern":
+        good = isinstance(value, str)
+    elif key == "format":
+        return isinstance(value, str) and value in FORMATS
+    else:
+        return key == "const"
+    if not good:
+        raise InvalidRequest(f"`{path}` has a value that {key} cannot have.", path)
+    return True
+
+
+def _add_branches(out: dict[str, Json], key: str, branches: list[Json]) -> None:
+    key = "anyOf" if key == "oneOf" else key
+    if key == "anyOf" and key in out:  # a oneOf beside an anyOf
+        out.setdefault("allOf", []).append({key: branches})
+    elif key == "allOf":
+        out.setdefault(key, []).extend(branches)
+    else:
+        out[key] = branches
+
+
+def _check_properties(schema: dict[str, Json], at: str) -> None:
+    """How many properties there are can be enforced only where each has a name: others may come twice."""
+    least = schema.get("minProperties", 0)
+    if least > max(1, len(set(schema.get("required", ())))):
+        raise InvalidRequest(
+            f"`{at}.minProperties`: more than 1 cannot be enforced beyond what is required.", f"{at}.minProperties"
+        )
+    if least > 1:
+        del schema["minProperties"]
+
+
+def _exclude(a: Json, b: Json, defs: Mapping[str, Json], depth: int = 0) -> bool:
+    """Whether it is plain that no value satisfies both of two closed schemas."""
+    a, b = followed(a, defs), followed(b, defs)
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return a is False or b is False
+    types = types_of(a), types_of(b)
+    if not _overlap(*types):
+        return True
+    values = _values(a), _values(b)
+    if values[0] is not None and values[1] is not None:
+        return not values[0] & values[1]
+    if depth == 2 or types[0] != {"object"} or types[1] != {"object"}:
+        return False
+    of_a, of_b = a.get("properties", {}), b.get("properties", {})
+    both = set(a.get("required", ())) & set(b.get("required", ())) & of_a.keys() & of_b.keys()
+    return any(_exclude(of_a[name], of_b[name], defs, depth + 1) for name in both)
+
+
+def _overlap(a: Iterable[str], b: Iterable[str]) -> bool:
+    """Whether a value can be of a type of each: an integer is a number."""
+    a, b = ({"number" if kind == "integer" else kind for kind in kinds} for kinds in (a, b))
+    return bool(a & b)
+
+
+def _values(schema: Mapping[str, Json]) -> set[Any] | None:
+    """The values of a const or an enum, as something that can be compared; None: it has neither."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    return {
+        value if isinstance(value, int | float) and not isinstance(value, bool) else msgspec.json.encode(value)
+        for value in values
+    }
+
+
+def _has_value(schema: Json, defs: Mapping[str, Json]) -> bool:
+    """Whether a finite value can satisfy a closed schema, as far as its recursion goes."""
+    finite: set[str] = set()
+    for _ in range(MAX_ROUNDS):
+        before = len(finite)
+        # What was found last comes first: a reference is found before those in what it stands for.
+        finite.update(name for name in reversed(list(defs)) if name not in finite and _is_finite(defs[name], finite))
+        if len(finite) == before:
+            break
+    return _is_finite(schema, finite)
+
+
+def _is_finite(schema: Json, finite: set[str]) -> bool:
+    """Whether a schema has a finite value, given the definitions that are known to have one."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "$ref" in schema and name_of(schema["$ref"]) not in finite:
+        return False
+    if not all(_is_finite(sub, finite) for sub in schema.get("allOf", ())):
+        return False
+    if "anyOf" in schema and not any(_is_finite(sub, finite) for sub in schema["anyOf"]):
+        return False
+    types = types_of(schema)
+    if types == {"object"}:
+        properties = schema.get("properties", {})
+        return all(_is_finite(properties.get(name, True), finite) for name in schema.get("required", ()))
+    if types == {"array"} and (least := schema.get("minItems", 0)):
+        first = schema.get("prefixItems", [])[:least]
+        rest = [schema.get("items", True)] if least > len(first) else []
+        return all(_is_finite(sub, finite) for sub in [*first, *rest])
+    return True
