@@ -80,8 +80,8 @@ class Batch:
         ]  # fmt: skip
 
     @classmethod
-    def decode(cls, data: bytes) -> "Batch":
-        """Inverse of encode. The arrays are read-only views of data."""
+    def decode(cls, data: bytes | np.ndarray) -> "Batch":
+        """Inverse of encode. The arrays are views of data."""
         head = np.frombuffer(data, BATCH, 1)[0]
         rows, runs = int(head["num_rows"]), int(head["num_runs"])
         lengths = [rows, rows, rows, rows, rows, int(head["num_tokens"]), int(head["num_inits"]), runs, runs, runs,

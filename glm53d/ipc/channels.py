@@ -30,8 +30,9 @@ from glm53d.ipc.board import Board
 from glm53d.ipc.mailbox import MailboxEnds, signals_segment_bytes
 from glm53d.ipc.segment import Segment
 
-# A follower's result of the largest step is under 200 KiB, and the leader reads it before it plans the next.
-MAX_RESULT_RING_BYTES = 1 << 20
+# The leader reads a follower's result before it plans the next step. It is small where nobody asks for logprobs; where
+# 4,096 tokens are sampled with 20 beside each, half of this holds it.
+MAX_RESULT_RING_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ class Channels:
         if self.num_ranks == 1:
             return None
         memories = [self.segments[f"memory-{i}"] for i in range(self.num_ranks)]
-        return MailboxEnds.open(self.segments["signals"], memories, self.world_id, rank)
+        ring = self.segments["batch"] if rank > 0 else None
+        return MailboxEnds.open(self.segments["signals"], memories, self.world_id, rank, ring)
 
     def board(self) -> Board:
         """The board, as often as wanted."""

@@ -1,8 +1,8 @@
 """What ranks share among themselves: signals, and the memory of each that the others may read. [R11]
 
-    signals    one segment: a counter for each ordered pair of ranks, and the handles of device memory
-    memory-N   rank N's own, on the CPU: made without size by main, sized by rank N once it knows how much it needs,
-               then mapped by the others. On CUDA it stays empty: there the memory is the device's, opened by handle
+signals    one segment: a counter for each ordered pair of ranks, and the handles of device memory
+memory-N   rank N's own, on the CPU: made without size by main, sized by rank N once it knows how much it needs,
+           then mapped by the others. On CUDA it stays empty: there the memory is the device's, opened by handle
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,14 @@ class MailboxEnds:
 
     signals: Signals
     memories: tuple[Segment, ...]  # of each rank
+    ring: Segment | None  # the batch ring, which a GPU copies from where it lies; the leader reads none
 
     @classmethod
-    def open(cls, signals: Segment, memories: Sequence[Segment], world_id: int, rank: int) -> "MailboxEnds":
+    def open(
+        cls, signals: Segment, memories: Sequence[Segment], world_id: int, rank: int, ring: Segment | None = None
+    ) -> "MailboxEnds":
         """In that rank, once. Raises AbiMismatch when the segment is of another world."""
-        return cls(Signals(signals, world_id, rank), tuple(memories))
+        return cls(Signals(signals, world_id, rank), tuple(memories), ring)
 
 
 def create(world_id: int, num_ranks: int) -> tuple[Segment, list[Segment]]:

@@ -24,6 +24,7 @@ from glm53d.model.step import Step, last_tokens, plan_split, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner.base import Loaded, Progress
+from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
 from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox
 from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
@@ -89,6 +90,8 @@ class TorchRunner:
         self.rendezvous = rendezvous
         self._mailbox_ends = mailbox_ends
         self._mailbox: Mailbox | None = None
+        self._driver: Driver | None = CudaDriver(self.device) if self.device.type == "cuda" else None
+        self._upload: Upload | None = None
         self._launched: deque[Launched] = deque()
 
     def load(self, progress: Progress) -> Loaded:
@@ -137,10 +140,13 @@ class TorchRunner:
             shape, memory[pools_at:], num_pages=num_pages, max_slots=self.max_slots,
             max_context_len=context + 2 * num_drafts,
         )  # fmt: skip
+        if self._driver is not None:
+            ring = self._mailbox_ends.ring if self._mailbox_ends is not None else None
+            self._upload = Upload(self._driver, ring.array() if ring is not None else None)
         self.share_ids: ShareIds = self.ranks.share_ids
         if self._mailbox is not None:
             self.peer_pages = PeerPages(self._mailbox, self.cache, self.layout, pools_at)
-            if self.device.type == "cpu":
+            if self._driver is None:
                 self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
         tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
         self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
@@ -161,6 +167,8 @@ class TorchRunner:
         rows = Rows.of(batch, self.layout)
         samples, num_accepted = self._run(batch, rows)
         self._launched.append(Launched(batch.step, rows, samples, num_accepted, start_ns))
+        if self._upload is not None:
+            self._upload.settle()
 
     def collect(self) -> StepResult:
         """The result of the oldest step not yet collected; waits for it."""
@@ -175,6 +183,8 @@ class TorchRunner:
     def close(self) -> None:
         """Drop steps not collected and leave the world. The memory goes with this object."""
         self._launched.clear()
+        if self._upload is not None:
+            self._upload.close()
         if self._mailbox is not None:
             self._mailbox.close()
         self.ranks.close()
@@ -228,13 +238,19 @@ class TorchRunner:
 
     def _index(self, values: np.ndarray) -> Tensor:
         """A copy on the device as int64, which is what torch indexes with."""
-        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+        if self._upload is None:
+            return torch.from_numpy(values.astype(np.int64))
+        return self._upload.put(values).long()
 
     def _shared_memory(self, num_bytes: int) -> Tensor:
         """Zeros on the device, which the other ranks can read, if there are any."""
         if self._mailbox_ends is None:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
-        self._mailbox = ShmMailbox(self._mailbox_ends, num_bytes, self.config.scheduler.watchdog_s)
+        ends, timeout_s = self._mailbox_ends, self.config.scheduler.watchdog_s
+        if self._driver is None:
+            self._mailbox = ShmMailbox(ends, num_bytes, timeout_s)
+        else:
+            self._mailbox = CudaMailbox(ends, num_bytes, timeout_s, self._driver)
         return self._mailbox.local
 
     def _num_pages(self, page_bytes: int, pages_per_context: int) -> int:

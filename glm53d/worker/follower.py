@@ -32,24 +32,27 @@ def run(
     while True:
         beat(time.monotonic_ns())
         ends.batches.wait(spin_ns, WAIT_NS)
-        if (record := ends.batches.read()) is None:
+        if (record := ends.batches.peek()) is None:
             continue
-        kind, data = record
+        kind, data = record  # where it lies in the ring, until pop
         if kind == RecordType.CONTROL:
             control = np.frombuffer(data, CONTROL, 1)[0]
             if control["op"] == ControlOp.SHUTDOWN:
                 return
             if control["op"] == ControlOp.LOG_LEVEL:
                 set_level(int(control["arg"]))
+                ends.batches.pop()
                 continue
             if control["op"] != ControlOp.COLLECT:
                 raise EngineError(f"unknown control operation {control['op']} in the batch ring")
+            ends.batches.pop()
         elif kind == RecordType.BATCH:
             batch = Batch.decode(data)
             if batch.step != step + 1 or batch.world_id != world_id:
                 raise EngineError(f"step {batch.step} of world {batch.world_id:#x} after step {step} of {world_id:#x}")
             step, in_flight = batch.step, in_flight + 1
             runner.launch(batch)
+            ends.batches.pop()
             if in_flight < max_in_flight:
                 continue
         else:

@@ -321,6 +321,19 @@ static void bind_ring(nb::module_& m) {
           "Raises AbiMismatch, or IpcError when the ring has had this reader.")
       .def("read", &read_one,
            "The oldest record as (type, bytes), or None. IpcError when the ring holds no valid record.")
+      .def(
+          "peek",
+          [](nb::object self) -> std::optional<std::tuple<uint16_t, nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>>> {
+            RecordView view{};
+            const Status status = nb::cast<RingReader&>(self).peek(&view);
+            if (status == Status::kEmpty) return std::nullopt;
+            check(status);
+            void* data = const_cast<std::byte*>(view.payload.data());
+            return std::tuple(view.type, nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {view.payload.size()}, self));
+          },
+          nb::sig("def peek(self) -> tuple[int, numpy.typing.NDArray[numpy.uint8]] | None"),
+          "The oldest record as (type, bytes where they lie in the ring), or None. Read them, then pop().")
+      .def("pop", &RingReader::pop, "The peeked record's bytes are the writer's again.")
       .def("read_all", &read_all, "max_records"_a = 1024, "All records there are, oldest first.")
       .def("wait", &wait_for_record, "spin_ns"_a, "timeout_ns"_a,
            "True once there is something to read; False after timeout_ns, or earlier when a signal arrived. Spins for "
