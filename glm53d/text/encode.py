@@ -56,7 +56,8 @@ class Encoder:
         self._cache = IdCache(cache_tokens)
         self._bytes = ByteVocab(vocab.token_bytes, vocab.special)
         self._added = vocab.added
-        self._added_ids = np.array(sorted(vocab.added.values()), np.int32)
+        self._is_added = np.zeros(len(vocab.token_bytes), bool)
+        self._is_added[list(vocab.added.values())] = True
         self._writes_after = {vocab.added[spelling] for spelling in WRITES_AFTER if spelling in vocab.added}
         # The longest first: of two that start at the same place, tokenizers take the longer one.
         spellings = sorted(vocab.added, key=len, reverse=True)
@@ -113,7 +114,7 @@ class Encoder:
     def _written_texts(self, ids: np.ndarray, after: int) -> Iterator[tuple[bytes, np.ndarray]]:
         """The texts between a turn's control ids, as entries of the cache."""
         decoder = Decoder(self._bytes, True)
-        borders = np.flatnonzero(np.isin(ids, self._added_ids)).tolist()
+        borders = self._is_added[ids].nonzero()[0].tolist()
         for before, border in pairwise([-1, *borders, len(ids)]):
             run = ids[before + 1 : border]
             if before >= 0:
