@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
 
@@ -31,12 +32,24 @@ class Segment:
     def create(name: str, size: int) -> Segment:
         """
         Fresh zeroed memory. The name is for people, in lists of open files. OSError when there is no room.
+
+        Of size 0 it has none until its owner calls set_size.
         """
 
     @staticmethod
     def attach(fd: int) -> Segment:
         """
         The memory behind a descriptor that create() made here or in the spawning process; takes fd over.
+        """
+
+    def set_size(self, size: int) -> None:
+        """
+        Give a segment made with size 0 its memory, once, in the process that owns it. OSError without room.
+        """
+
+    def array(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        The memory itself [size], which lives as long as the array; of a segment sized since it came here, all of it.
         """
 
     @property
@@ -116,6 +129,14 @@ class RingReader:
         The oldest record as (type, bytes), or None. IpcError when the ring holds no valid record.
         """
 
+    def peek(self) -> tuple[int, numpy.typing.NDArray[numpy.uint8]] | None:
+        """
+        The oldest record as (type, bytes where they lie in the ring), or None. Read them, then pop().
+        """
+
+    def pop(self) -> None:
+        """The peeked record's bytes are the writer's again."""
+
     def read_all(self, max_records: int = 1024) -> list[tuple[int, bytes]]:
         """All records there are, oldest first."""
 
@@ -161,16 +182,53 @@ class Board:
     def read_rank(self, i: int) -> bytes:
         """The bytes of the RankRow last written, zeros before the first."""
 
+def signals_segment_bytes(num_ranks: int) -> int:
+    """Size of a segment for the signals of so many ranks."""
+
+def signals_init(segment: Segment, world_id: int, num_ranks: int) -> None:
+    """Make a fresh segment the signals between ranks. [R11]"""
+
+def mark_rank_gone(segment: Segment, world_id: int, rank: int) -> None:
+    """The rank's process is dead: whoever waits for it sees PeerGone."""
+
+class Signals:
+    """One rank's end of the signals between all; one thread at a time. [R11]"""
+
+    def __init__(self, segment: Segment, world_id: int, rank: int) -> None:
+        """Raises AbiMismatch, or IpcError when the rank has had its end."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def set(self, to: int, value: int) -> None:
+        """Tell a rank that we have come to value, which never falls."""
+
+    def wait(self, of: int, value: int, spin_ns: int, timeout_ns: int) -> bool:
+        """
+        True once that rank has come to value; False after timeout_ns, or earlier when a signal arrived. PeerGone when it is gone and has not. Spins for the first spin_ns, then sleeps.
+        """
+
+    def export_memory(self, handle: bytes, num_bytes: int) -> None:
+        """Show how to open our device memory, and its size; once."""
+
+    def exported(self, of: int) -> tuple[bytes, int] | None:
+        """
+        (handle, bytes) of a rank's device memory, or None before it has shown it.
+        """
+
+    def close(self) -> None:
+        """Nobody waits for this rank any more."""
+
 class PrefixTree:
     """
     Which pages of one KV pool hold which prefix. [R27] One owner, one thread. A node is an int, the root is 0;
     any but a locked one may be gone after evict(). `now` is a counter that never goes back.
     """
 
-    def __init__(self, page_size: int) -> None: ...
-
-    @property
-    def page_size(self) -> int: ...
+    def __init__(self) -> None: ...
 
     def match(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)], now: int) -> tuple[int, int]:
         """
@@ -200,9 +258,9 @@ class PrefixTree:
         given, and the given one stays the caller's.
         """
 
-    def evict(self, n: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+    def evict(self, n: int) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint64], dict(shape=(None, 2))]]:
         """
-        Drop up to n pages and return them, the least recently used leaf first, each leaf from its tail.
+        Drop up to n pages: (them, their hashes), the least recently used leaf first, each leaf from its tail.
         """
 
     @property
@@ -219,6 +277,61 @@ class PrefixTree:
     def check(self) -> None:
         """
         Look at everything; raise RuntimeError saying which invariant is broken. Takes milliseconds.
+        """
+
+class TierIndex:
+    """
+    Which pages of KV a slower tier holds, by hash. [R32] One owner, one thread. An entry is an int, the place of a
+    page among `capacity`; one that nobody pins goes when another needs the room, the least recently used first.
+    """
+
+    def __init__(self, capacity: int) -> None: ...
+
+    def count(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)]) -> int:
+        """How many of these pages, from the first on, are there."""
+
+    def find(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """Their entries; -1 of those that are not there."""
+
+    def touch(self, entries: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """These are last used, the last of them latest."""
+
+    def add(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)], filling: bool) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint64], dict(shape=(None, 2))]]:
+        """
+        Make room for pages: (their entries, the hashes dropped for them).
+
+        An entry is -1 where the page is there or on its way, or all others are pinned: then the first hashes go
+        without. filling: they are pinned and not found until settle().
+        """
+
+    def settle(self, entry: int, filled: bool) -> None:
+        """
+        A filling entry has its page now, or is free because it did not get it; it is unpinned.
+        """
+
+    def condemn(self, entries: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """These pinned ones are not found any more, and free when their pins go."""
+
+    def pin(self, entries: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Keep these until as many unpin()."""
+
+    def unpin(self, entries: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """They are last used when the last pin goes."""
+
+    def clear(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None, 2))]:
+        """Forget all that nobody pins; their hashes."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def num_pinned(self) -> int: ...
+
+    def check(self) -> None:
+        """
+        Look at everything; raise RuntimeError saying which invariant is broken.
         """
 
 def page_hashes(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], page_size: int, key: bytes, seed: bytes) -> Annotated[NDArray[numpy.uint64], dict(shape=(None, 2))]:
@@ -261,6 +374,28 @@ class Decoder:
     def unknown_ids(self) -> int:
         """How many ids were outside the vocabulary."""
 
+class TokenLogprob:
+    """
+    A token, the natural logarithm of its probability, and the likeliest ids'.
+    """
+
+    def __init__(self, id: int, logprob: float | None, top: Sequence[tuple[int, float]], is_prompt: bool = False) -> None: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def logprob(self) -> float | None:
+        """None: of a prompt's first token, before which nothing stands."""
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """(id, logprob) of the likeliest ids, most likely first."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """A token of the prompt, else of the output."""
+
 class Pump:
     """
     The thread that turns output records into frames. [R13] [R41] All methods are the event loop's.
@@ -278,7 +413,7 @@ class Pump:
         End the thread, within a tenth of a second. What it has made can still be taken.
         """
 
-    def open(self, handle: int, content: tuple[bytes, bytes, bytes, bytes] | None, reasoning: tuple[bytes, bytes, bytes, bytes] | None, starts_in_reasoning: bool, with_ids: bool, skip_special: bool, python_ids: Sequence[int], all_python: bool) -> None:
+    def open(self, handle: int, content: tuple[bytes, bytes, bytes, bytes] | None, reasoning: tuple[bytes, bytes, bytes, bytes] | None, starts_in_reasoning: bool, with_ids: bool, skip_special: bool, python_ids: Sequence[int], all_python: bool, with_logprobs: bool = False) -> None:
         """
         How the request's tokens leave, see front/job.py's OutSpec. Before the request is sent.
         """
@@ -291,7 +426,7 @@ class Pump:
         While slow, text is kept; it leaves as one frame for each phase, pieces together.
         """
 
-    def take(self) -> list[tuple[int, bytes, list[str | int], bytes | None, bytes, bytes, bytes, int, int]]:
+    def take(self) -> list[tuple[int, bytes, list[str | int | TokenLogprob], bytes | None, bytes, bytes, bytes, int, int]]:
         """
         All since the last take(), when fileno() is readable: for each stream one tuple
         (handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).

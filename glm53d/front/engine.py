@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from glm53d.chat.conversation import Conversation
-from glm53d.chat.events import Piece
 from glm53d.config import Config
-from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded, PeerGone
+from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
 from glm53d.front.control import Control
 from glm53d.front.health import Health, State
-from glm53d.front.job import Finish, Job, SamplingParams, Usage
+from glm53d.front.job import Finish, Job, Pieces, SamplingParams, Usage
 from glm53d.front.prompt import Prompt, TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
@@ -33,6 +32,7 @@ from glm53d.text.vocab import Vocab
 
 log = logging.getLogger(__name__)
 
+MAX_PROMPT_LOGPROBS = 1 << 20  # of one request, its tokens' and those named beside them: tens of megabytes of JSON
 RING_RETRY_S = 0.001
 RING_WAIT_S = 20.0  # for room in the request ring, which the leader empties every step
 
@@ -45,6 +45,17 @@ class EngineLimits:
     max_context_len: int
 
 
+def check_logprobs(sampling: SamplingParams, num_prompt_ids: int) -> None:
+    """Raise InvalidRequest where a prompt has no such token, or more logprobs than an answer should carry."""
+    if sampling.top_logprobs is None or sampling.logprob_start is None:
+        return
+    if sampling.logprob_start >= num_prompt_ids:
+        raise InvalidRequest(f"`logprob_start_len` is behind the {num_prompt_ids} prompt tokens.", "logprob_start_len")
+    asked = (num_prompt_ids - sampling.logprob_start) * (1 + sampling.top_logprobs)
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(f"The prompt would have {asked} logprobs; at most {MAX_PROMPT_LOGPROBS} fit an answer.")
+
+
 class Stream:
     """One request in flight, as its dialect sees it."""
 
@@ -52,8 +63,8 @@ class Stream:
         self._engine = engine
         self._entry = entry
         self._write: Callable[[bytes], None] | None = None
-        self._frame: Callable[[bytes, list[Piece]], bytes] | None = None
-        self._early: tuple[bytes, list[Piece]] = b"", []  # from before start()
+        self._frame: Callable[[bytes, Pieces], bytes] | None = None
+        self._early: tuple[bytes, Pieces] = b"", []  # from before start()
 
     @property
     def rid(self) -> str:
@@ -68,7 +79,7 @@ class Stream:
         """Tokens that the prompt lost at its beginning, because it was too long."""
         return self._entry.num_cut_ids
 
-    def start(self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None) -> None:
+    def start(self, write: Callable[[bytes], None], frame: Callable[[bytes, Pieces], bytes] | None = None) -> None:
         """From now on whole events, joined per wake, go to write.
 
         frame: makes the events of what came, frames and pieces behind them; needed for a request that may have pieces.
@@ -87,7 +98,7 @@ class Stream:
         """The end. Raises EngineError when the request failed."""
         return await asyncio.shield(self._entry.finish)
 
-    def push(self, frames: bytes, pieces: list[Piece]) -> None:
+    def push(self, frames: bytes, pieces: Pieces) -> None:
         """Frames from the pump, and pieces behind them."""
         if self._write is None:
             self._early = self._early[0] + frames, self._early[1] + pieces
@@ -187,6 +198,7 @@ class Engine:
         parsed_ns = time.monotonic_ns()
         longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
         prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
+        check_logprobs(job.sampling, len(prompt.ids))
         return prompt, {
             "received": job.received_ns,
             "parsed": parsed_ns,
@@ -204,7 +216,7 @@ class Engine:
         out = entry.job.out
         self.pump.open(
             entry.handle, out.content, out.reasoning, out.starts_in_reasoning, out.with_ids,
-            out.skip_special_tokens, out.python_ids, out.all_python,
+            out.skip_special_tokens, out.python_ids, out.all_python, entry.job.sampling.top_logprobs is not None,
         )  # fmt: skip
         return stream
 

@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from glm53d._native import TokenLogprob
 from glm53d.chat.constraint import Grammar
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.events import Piece
 from glm53d.ipc.records import FinishReason
+
+Pieces = list[Any]
+"""What a dialect is given to make events of: list[Piece]; for a job with logprobs, list[Piece | TokenLogprob]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0: off
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # id and what is added to its logit
+    allowed_ids: tuple[int, ...] = ()  # no others are sampled; empty: all are allowed
     seed: int | None = None  # None: the engine chooses one [R51]
     max_new_tokens: int | None = None  # None: what the context leaves
     min_new_tokens: int = 0
@@ -31,6 +40,8 @@ class SamplingParams:
     no_stop_trim: bool = False  # what matched stays in the text
     grammar: Grammar | None = None  # the form of the output; in a chat, of what is behind its thinking [R35]
     priority: int = 0
+    top_logprobs: int | None = None  # likeliest ids to name beside each token, with their logprobs; None: no logprobs
+    logprob_start: int | None = None  # the prompt's first token with logprobs; None: none of it has
 
 
 class Frame(NamedTuple):
@@ -51,7 +62,8 @@ class OutSpec:
     """How a request's tokens leave. Set before the first one can come; the pump knows no dialect beyond these. [R41]
 
     Reasoning and content are framed natively. The first of python_ids ends them, and from it on a stream's output is
-    handed over as pieces, for a parser in Python; all_python: from the beginning on, and nothing is framed. Without
+    handed over as pieces, for a parser in Python; all_python: from the beginning on, and nothing is framed. A job with
+    logprobs is never framed: behind the text that a token's bytes complete comes the token, as a TokenLogprob. Without
     content and all_python nothing leaves before the end: texts and pieces are collected for a plain answer.
     """
 
@@ -134,6 +146,8 @@ class Finish:
     text: str = ""
     reasoning: str = ""
     pieces: list[Piece] = field(default_factory=list)  # behind text
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, if it was asked for them
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt, from where it was asked for
     output_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     marks: dict[str, int] = field(default_factory=dict)  # CLOCK_MONOTONIC ns by name [R23]
     thinking_forced: bool = False  # its budget ran out [R46]

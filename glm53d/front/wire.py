@@ -4,17 +4,19 @@ import secrets
 
 import numpy as np
 
-from glm53d.chat.events import Piece
+from glm53d._native import TokenLogprob
 from glm53d.config import Config
 from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
-from glm53d.front.job import Finish, Job, SamplingParams, Usage
+from glm53d.front.job import Finish, Job, Pieces, SamplingParams, Usage
 from glm53d.front.prompt import Prompt
 from glm53d.ipc.records import (
     ABORT,
+    BIAS,
     GENERATE,
     HELPER,
     IGNORE_EOS,
     NO_STOP_TRIM,
+    ONLY_BIASED,
     OUTPUT,
     PROBE,
     SKIP_SPECIAL,
@@ -33,6 +35,7 @@ _FAILED: dict[str, type[EngineError]] = {kind.code: kind for kind in (DeadlineEx
 """What the scheduler calls by a code; anything else it says is an EngineError."""
 
 _pack_generate = Packer(GENERATE)
+_output = Packer(OUTPUT)
 pack_abort = Packer(ABORT)
 
 
@@ -49,6 +52,7 @@ def generate_record(
     stop_ids, rid = np.array(sampling.stop_ids, np.int32), job.rid.encode()
     stop = b"".join(len(s).to_bytes(2, "little") + s for s in map(str.encode, sampling.stop))
     grammar = b"" if sampling.grammar is None else sampling.grammar.text.encode()
+    bias = _bias(sampling)
     chain = job.routing.chain_seed(chain_seed)
     head = _pack_generate(
         handle=handle,
@@ -62,6 +66,7 @@ def generate_record(
         num_page_hashes=len(prompt.hashes),
         num_stop_ids=len(stop_ids),
         stop_bytes=len(stop),
+        num_logit_bias=len(bias),
         grammar_bytes=len(grammar),
         grammar_kind=_grammar_kind(sampling),
         rid_bytes=len(rid),
@@ -78,14 +83,16 @@ def generate_record(
         cached_host=-1,
         cached_storage=-1,
         top_k=sampling.top_k,
-        top_logprobs=-1,
-        logprob_start=-1,
+        top_logprobs=-1 if sampling.top_logprobs is None else sampling.top_logprobs,
+        logprob_start=-1 if sampling.logprob_start is None else sampling.logprob_start,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
-        repetition_penalty=1.0,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
     )
-    parts = (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, grammar, rid)
+    parts = (prompt.ids.tobytes(), prompt.hashes.tobytes(), stop_ids.tobytes(), stop, bias.tobytes(), grammar, rid)
     return [head, *map(padded, parts)]
 
 
@@ -95,7 +102,7 @@ def read_finish(
     record: bytes,
     text: bytes,
     reasoning: bytes,
-    pieces: list[Piece],
+    pieces: Pieces,
     ids: bytes,
     reasoning_tokens: int,
     first_token_ns: int,
@@ -104,39 +111,43 @@ def read_finish(
 
     Raises EngineError when the record says that the request failed.
     """
-    head = np.frombuffer(record, OUTPUT, 1)[0]
+    head = _output.unpack(record)
     if head["finish_reason"] == FinishReason.ERROR:
-        start = OUTPUT.itemsize + align8(4 * int(head["num_ids"]))
-        message = record[start : start + int(head["error_bytes"])].decode(errors="replace")
+        start = OUTPUT.itemsize + align8(4 * head["num_ids"])
+        message = record[start : start + head["error_bytes"]].decode(errors="replace")
         code, _, sentence = message.partition(": ")
         raise _FAILED[code](sentence) if code in _FAILED else EngineError(message or "The scheduler failed.")
     names = ("inbox", "admitted", "queue", "first_forward", "prefill_done", "last_token")
-    marks = marks | {name: int(head[f"{name}_ns"]) for name in names}
+    marks = marks | {name: head[f"{name}_ns"] for name in names}
     if first_token_ns:
         marks["first_token"] = first_token_ns
-    device, host, storage = (int(head[f"cached_{tier}"]) for tier in ("device", "host", "storage"))
+    device, host, storage = (head[f"cached_{tier}"] for tier in ("device", "host", "storage"))
     usage = Usage(
-        prompt_tokens=int(head["num_prompt_ids"]),
-        completion_tokens=int(head["num_output_ids"]),
+        prompt_tokens=head["num_prompt_ids"],
+        completion_tokens=head["num_output_ids"],
         reasoning_tokens=reasoning_tokens,
         cached_tokens=device + host + storage,
         cached_device=device,
         cached_host=host,
         cached_storage=storage,
-        accepted_tokens=int(head["num_accepted"]),
+        accepted_tokens=head["num_accepted"],
     )
-    matched_id, matched_stop = int(head["matched_id"]), int(head["matched_stop"])
+    has_tokens = job.sampling.top_logprobs is not None
+    tokens = [piece for piece in pieces if isinstance(piece, TokenLogprob)] if has_tokens else []
+    matched_id, matched_stop = head["matched_id"], head["matched_stop"]
     return Finish(
-        reason=FinishReason(int(head["finish_reason"])),
+        reason=FinishReason(head["finish_reason"]),
         usage=usage,
         matched_id=None if matched_id < 0 else matched_id,
         matched_stop=None if matched_stop < 0 else job.sampling.stop[matched_stop],
         text=text.decode(),
         reasoning=reasoning.decode(),
-        pieces=pieces,
+        pieces=[piece for piece in pieces if not isinstance(piece, TokenLogprob)] if tokens else pieces,
+        logprobs=[token for token in tokens if not token.is_prompt],
+        prompt_logprobs=[token for token in tokens if token.is_prompt],
         output_ids=np.frombuffer(ids, np.int32),
         marks=marks,
-        thinking_forced=bool(int(head["flags"]) & THINKING_FORCED),
+        thinking_forced=bool(head["flags"] & THINKING_FORCED),
     )
 
 
@@ -144,6 +155,15 @@ def _grammar_kind(sampling: SamplingParams) -> GrammarKind:
     if sampling.grammar is None:
         return GrammarKind.NONE
     return GrammarKind.AFTER_THINKING if sampling.grammar.after_thinking else GrammarKind.FROM_START
+
+
+def _bias(sampling: SamplingParams) -> np.ndarray:
+    """BIAS entries. Ids that alone are allowed have one each, be it 0."""
+    pairs = sampling.logit_bias
+    if sampling.allowed_ids:
+        given = dict(pairs)
+        pairs = tuple((id, given.get(id, 0.0)) for id in sampling.allowed_ids)
+    return np.array(pairs, BIAS)
 
 
 def _flags(job: Job, helper_max_tokens: int) -> int:
@@ -156,6 +176,7 @@ def _flags(job: Job, helper_max_tokens: int) -> int:
         NO_STOP_TRIM: job.sampling.no_stop_trim,
         SKIP_SPECIAL: job.out.skip_special_tokens,
         STOP_IN_CONTENT: job.out.starts_in_reasoning,
+        ONLY_BIASED: bool(sampling.allowed_ids),
         HELPER: chat is not None and not chat.tools and is_small and not sampling.priority,
     }
     return sum(flag for flag, is_set in flags.items() if is_set)

@@ -8,6 +8,16 @@
     mode            DP: each row is computed by its own attention-DP rank.  CP: the one row, a prompt's, is computed by
                     all of them, each so many of its tokens as dp_num_tokens says; its KV stays with its own rank
     inits           sampling parameters of slots that a new request takes; applied before the step
+    tables          of new slots that bias or penalise ids, the rows of the sampling tables, and behind them as triples
+                    (row, id, value) what these begin with: bias_*, and said_*, whose value is twice the times that
+                    the id was put out, plus 1 if it is in the prompt and that counts
+    top_logprobs    of each row: how many of the likeliest ids its answer names beside each token's own, -1: it has not
+                    asked for logprobs; empty: no row has
+    targets         of each token of the step: the prompt's next one, where its logprob is asked for, else -1; empty:
+                    nowhere
+    moves           pages between tiers and ranks: PAGE_MOVE records, those that end with the step first
+    masks           of rows whose next id a grammar narrows: which ids are legal as the first that the row samples, and
+                    then nothing is sampled behind it; mask_row says whose each is
     runs            pages appended to block tables before the step: block_table[slot, start : start + count] = pages
 
 A position's KV slot is block_table[slot, position // page_size] * page_size + position % page_size, so out_cache_loc
@@ -20,9 +30,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import BATCH, RESULT, SLOT_INIT, align8, padded
+from glm53d.ipc.records import BATCH, LOGPROB, PAGE_MOVE, RESULT, SLOT_INIT, TABLE_INIT, align8, padded
 
-I32 = np.dtype(np.int32)
+I32, F32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 def _empty(dtype: np.dtype = I32) -> np.ndarray:
@@ -54,7 +64,21 @@ class Batch:
     run_count: np.ndarray = field(default_factory=_empty)
     pages: np.ndarray = field(default_factory=_empty)  # [sum(run_count)]
     dp_num_tokens: np.ndarray = field(default_factory=_empty)  # [attn_dp_size]: that each computes
+    tables: np.ndarray = field(default_factory=lambda: _empty(TABLE_INIT))
+    bias_row: np.ndarray = field(default_factory=_empty)
+    bias_id: np.ndarray = field(default_factory=_empty)
+    bias: np.ndarray = field(default_factory=lambda: _empty(F32))
+    said_row: np.ndarray = field(default_factory=_empty)
+    said_id: np.ndarray = field(default_factory=_empty)
+    said: np.ndarray = field(default_factory=_empty)
+    top_logprobs: np.ndarray = field(default_factory=_empty)  # [num_rows] or [0]
+    targets: np.ndarray = field(default_factory=_empty)  # [num_tokens] or [0]
+    moves: np.ndarray = field(default_factory=lambda: _empty(PAGE_MOVE))
+    mask_row: np.ndarray = field(default_factory=_empty)  # ascending
+    # [len(mask_row), words]: bit i of word w says that id 32 w + i is legal
+    masks: np.ndarray = field(default_factory=lambda: _empty().reshape(0, 0))
     mode: Mode = field(default=Mode.DP, kw_only=True)
+    wait_us: int = field(default=0, kw_only=True)  # how long its result may wait for a file: there is nothing to compute
 
     @property
     def num_rows(self) -> int:
@@ -71,12 +95,18 @@ class Batch:
         head["num_rows"], head["num_tokens"] = self.num_rows, self.num_tokens
         head["num_inits"], head["num_runs"], head["num_pages"] = len(self.inits), len(self.run_slot), len(self.pages)
         head["attn_dp_size"], head["mode"] = len(self.dp_num_tokens), self.mode
+        head["num_tables"], head["num_bias"], head["num_said"] = len(self.tables), len(self.bias), len(self.said)
+        head["num_top_logprobs"], head["num_targets"] = len(self.top_logprobs), len(self.targets)
+        head["num_moves"], head["wait_us"] = len(self.moves), self.wait_us
+        head["num_masks"], head["mask_words"] = self.masks.shape
         return b"".join([head.tobytes(), *(padded(array.tobytes()) for array in self._tail())])
 
     def _tail(self) -> list[np.ndarray]:
         return [
             self.row_slot, self.row_dp_rank, self.row_prefix_len, self.row_extend_len, self.row_flags, self.input_ids,
             self.inits, self.run_slot, self.run_start, self.run_count, self.pages, self.dp_num_tokens,
+            self.tables, self.bias_row, self.bias_id, self.bias, self.said_row, self.said_id, self.said,
+            self.top_logprobs, self.targets, self.moves, self.mask_row, self.masks,
         ]  # fmt: skip
 
     @classmethod
@@ -84,14 +114,41 @@ class Batch:
         """Inverse of encode. The arrays are views of data."""
         head = np.frombuffer(data, BATCH, 1)[0]
         rows, runs = int(head["num_rows"]), int(head["num_runs"])
+        tables, bias, said = int(head["num_tables"]), int(head["num_bias"]), int(head["num_said"])
+        masks = int(head["num_masks"])
         lengths = [rows, rows, rows, rows, rows, int(head["num_tokens"]), int(head["num_inits"]), runs, runs, runs,
-                   int(head["num_pages"]), int(head["attn_dp_size"])]  # fmt: skip
+                   int(head["num_pages"]), int(head["attn_dp_size"]), tables, bias, bias, bias, said, said, said,
+                   int(head["num_top_logprobs"]), int(head["num_targets"]), int(head["num_moves"]),
+                   masks, masks * int(head["mask_words"])]  # fmt: skip
         arrays, offset = [], BATCH.itemsize
         for i, length in enumerate(lengths):
-            dtype = SLOT_INIT if i == 6 else I32
+            dtype = _DTYPES.get(i, I32)
             arrays.append(np.frombuffer(data, dtype, length, offset))
             offset += align8(length * dtype.itemsize)
-        return cls(int(head["step"]), int(head["world_id"]), *arrays, mode=Mode(int(head["mode"])))
+        arrays[-1] = arrays[-1].reshape(masks, int(head["mask_words"]))
+        mode, wait_us = Mode(int(head["mode"])), int(head["wait_us"])
+        return cls(int(head["step"]), int(head["world_id"]), *arrays, mode=mode, wait_us=wait_us)
+
+
+_DTYPES = {6: SLOT_INIT, 12: TABLE_INIT, 15: F32, 21: PAGE_MOVE}
+"""Of arrays in a batch's tail, where it is not int32, by place."""
+
+
+@dataclass(slots=True, eq=False)
+class Logprobs:
+    """Of tokens of a step's rows, in order: the prompt's targets, then what was sampled."""
+
+    rows: np.ndarray  # [n] int32, ascending: rows of the batch
+    pairs: np.ndarray  # [n, width] LOGPROB: the token itself, then the likeliest ids; id -1 where a row asks for fewer
+
+
+def join(ours: Logprobs | None, theirs: Logprobs | None) -> Logprobs | None:
+    """Those of different rows in one; their widths are one step's."""
+    if ours is None or theirs is None:
+        return ours or theirs
+    rows, pairs = np.concatenate([ours.rows, theirs.rows]), np.concatenate([ours.pairs, theirs.pairs])
+    order = np.argsort(rows, kind="stable")
+    return Logprobs(rows[order], pairs[order])
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +156,8 @@ class StepResult:
     """What one step sampled.
 
     Row i of the batch gave ids[i, :counts[i]]; counts is 0 for a row without ROW_SAMPLE and for a row whose KV another
-    attention-DP rank owns.
+    attention-DP rank owns. logprobs: of rows that ask for them; None: no row of ours does. done, failed: ids of moves
+    with files that have ended since the last result.
     """
 
     step: int
@@ -107,6 +165,9 @@ class StepResult:
     ids: np.ndarray  # [num_rows, width] int32, width = 1 + the most draft tokens
     start_ns: int = 0
     end_ns: int = 0
+    logprobs: Logprobs | None = None
+    done: np.ndarray = field(default_factory=_empty)
+    failed: np.ndarray = field(default_factory=_empty)
 
     def encode(self, world_id: int) -> bytes:
         """The record as it stands in a result ring."""
@@ -114,7 +175,13 @@ class StepResult:
         head["step"], head["world_id"] = self.step, world_id
         head["start_ns"], head["end_ns"] = self.start_ns, self.end_ns
         head["num_rows"], head["width"] = self.ids.shape
-        return b"".join([head.tobytes(), padded(self.counts.tobytes()), self.ids.tobytes()])
+        parts = [padded(self.counts.tobytes()), padded(self.ids.tobytes())]
+        if self.logprobs is not None:
+            head["num_logprobs"], head["logprob_width"] = self.logprobs.pairs.shape
+            parts += [padded(self.logprobs.rows.tobytes()), self.logprobs.pairs.tobytes()]
+        head["num_done"], head["num_failed"] = len(self.done), len(self.failed)
+        parts += [padded(self.done.tobytes()), self.failed.tobytes()]
+        return b"".join([head.tobytes(), *parts])
 
     @classmethod
     def decode(cls, data: bytes) -> "StepResult":
@@ -122,5 +189,17 @@ class StepResult:
         head = np.frombuffer(data, RESULT, 1)[0]
         rows, width = int(head["num_rows"]), int(head["width"])
         counts = np.frombuffer(data, I32, rows, RESULT.itemsize)
-        ids = np.frombuffer(data, I32, rows * width, RESULT.itemsize + align8(rows * 4)).reshape(rows, width)
-        return cls(int(head["step"]), counts, ids, int(head["start_ns"]), int(head["end_ns"]))
+        at = RESULT.itemsize + align8(rows * 4)
+        ids = np.frombuffer(data, I32, rows * width, at).reshape(rows, width)
+        at += align8(ids.nbytes)
+        logprobs = None
+        if num := int(head["num_logprobs"]):
+            num_pairs, places = num * int(head["logprob_width"]), np.frombuffer(data, I32, num, at)
+            at += align8(num * 4)
+            logprobs = Logprobs(places, np.frombuffer(data, LOGPROB, num_pairs, at).reshape(num, -1))
+            at += logprobs.pairs.nbytes
+        num_done = int(head["num_done"])
+        done = np.frombuffer(data, I32, num_done, at)
+        failed = np.frombuffer(data, I32, int(head["num_failed"]), at + align8(num_done * 4))
+        times = int(head["start_ns"]), int(head["end_ns"])
+        return cls(int(head["step"]), counts, ids, *times, logprobs, done, failed)

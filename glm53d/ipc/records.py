@@ -5,6 +5,7 @@ The module's names are made from the native lists, so a field added in records.h
 
 import struct
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,15 @@ def _dtype(name: str) -> np.dtype:
 
 
 GENERATE = _dtype("GenerateRecord")
+BIAS = _dtype("Bias")
 ABORT = _dtype("AbortRecord")
 CONTROL = _dtype("ControlRecord")
 CONTROL_RESULT = _dtype("ControlResultRecord")
 OUTPUT = _dtype("OutputRecord")
 SLOT_INIT = _dtype("SlotInit")
+TABLE_INIT = _dtype("TableInit")
+LOGPROB = _dtype("Logprob")
+PAGE_MOVE = _dtype("PageMove")
 BATCH = _dtype("BatchRecord")
 RESULT = _dtype("ResultRecord")
 LOAD_ROW = _dtype("LoadRow")
@@ -56,6 +61,17 @@ class ControlOp(IntEnum):
     CONTINUE = 4  # value: the same
     LOG_LEVEL = 5  # arg: a number of the logging module; for followers too
     COLLECT = 6  # to followers only: give the oldest step's result, no other step comes before it
+
+
+class MoveKind(IntEnum):
+    """What a page move does; records.h says what its numbers mean."""
+
+    SAVE = 1  # device -> host
+    LOAD = 2  # host -> device
+    PEER = 3  # another rank's device -> device
+    STORE = 4  # host -> file
+    FETCH = 5  # file -> host
+    DROP = 6  # the file goes
 
 
 class RankState(IntEnum):
@@ -88,14 +104,15 @@ class GrammarKind(IntEnum):
 
 # GenerateRecord.flags
 IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, HELPER = 1, 2, 4, 8, 16, 32, 64
+ONLY_BIASED = 128
 # Batch rows' flags
 ROW_SAMPLE, ROW_FEED = 1, 2
 
 
 class Packer:
-    """Makes records of one kind from fields by name, in one call; a field that is not named is 0.
+    """Makes records of one kind from fields by name, in one call, and reads them; a field that is not named is 0.
 
-    For what is made once per request: numpy writes the fields of a scalar record one by one, each a call.
+    For what is made once per request: numpy writes and reads the fields of a scalar record one by one, each a call.
     """
 
     def __init__(self, dtype: np.dtype):
@@ -110,6 +127,10 @@ class Packer:
         """The record's bytes. Raises struct.error when a value does not fit its field."""
         assert fields.keys() <= set(self._names), fields.keys() - set(self._names)
         return self._struct.pack(*map(fields.get, self._names, self._zeros))
+
+    def unpack(self, data: bytes) -> dict[str, Any]:
+        """The fields of the record that data begins with: int, or float. Raises struct.error when it is too short."""
+        return dict(zip(self._names, self._struct.unpack_from(data), strict=True))
 
 
 _CODES = {"<u8": "Q", "<i8": "q", "<u4": "I", "<i4": "i", "<f4": "f"}

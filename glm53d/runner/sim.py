@@ -1,7 +1,8 @@
 """The simulated engine: no model; a step takes the time a formula says, and tokens come from a script. [R43]
 
 Everything else is real: rings, scheduler, throttle, HTTP. So it measures the CPU half at full speed, and plans layouts
-one does not have.
+one does not have. Logprobs are of a made-up distribution: the id at position p has -(1 + p % 8) / 8 and is the
+likeliest; each id behind it in number has 1 less than the one before.
 """
 
 import time
@@ -14,8 +15,8 @@ from tokenizers import Tokenizer
 
 from glm53d.config import Config
 from glm53d.errors import StartError
-from glm53d.ipc.batch import Batch, StepResult
-from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
+from glm53d.ipc.batch import Batch, Logprobs, StepResult
+from glm53d.ipc.records import LOGPROB, ROW_FEED, ROW_SAMPLE
 from glm53d.runner.base import Loaded, Progress
 
 
@@ -44,22 +45,30 @@ class SimRunner:
         self._num_base_ids = num_base_ids
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
-        self._script = np.empty(0, np.int32)
+        self._script = np.empty(0, np.int32)  # sim.text, behind it sim.after_tools
+        self._spans = np.zeros((2, 2), np.int64)  # of each, where it begins and how long it is
+        self._roles: list[int] = []  # what begins a user's message, and a tool's
+        self._after_tools = np.zeros(max_slots, np.int64)  # 1: the last of them in its prompt was a tool's
         self._ends = np.empty(0, bool)  # where the script ends a turn
         self._seed = np.zeros(max_slots, np.uint64)
         self._prompt_len = np.zeros(max_slots, np.int64)
         self._min_position = np.zeros(max_slots, np.int64)  # where an end of turn may stand at the earliest
+        self._weights: np.ndarray | None = None  # of each id where a grammar narrows the choice; None: none has yet
         self._launched: deque[StepResult] = deque()  # in order; end_ns is when each will be over
         self._end_ns = 0  # of the last one
 
     def load(self, progress: Progress) -> Loaded:
         """Reads the script."""
         progress("script", 50)
-        if self._sim.text:
-            ids = Tokenizer.from_file(str(self._tokenizer)).encode(self._sim.text, add_special_tokens=False).ids
-            if not ids:
-                raise StartError("sim.text gives no token")
-            self._script = np.array(ids, np.int32)
+        if self._sim.text or self._sim.after_tools:
+            tokenizer = Tokenizer.from_file(str(self._tokenizer))
+            texts = (self._sim.text, self._sim.after_tools or self._sim.text)
+            first, second = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+            if not first or not second:
+                raise StartError("sim.text or sim.after_tools gives no token")
+            self._script = np.array(first + second, np.int32)
+            self._spans[:] = (0, len(first)), (len(first), len(second))
+            self._roles = [tokenizer.token_to_id(tag) or -1 for tag in ("<|user|>", "<|observation|>")]
             self._ends = np.isin(self._script, self._eos_ids)
         return Loaded(self._sim.num_pages, self._page_size, self._sim.max_context_len, 0, 0)
 
@@ -70,6 +79,9 @@ class SimRunner:
             self._seed[init["slot"]] = init["seed"]
             self._prompt_len[init["slot"]] = init["num_prompt_ids"]
             self._min_position[init["slot"]] = int(init["num_prompt_ids"]) + int(init["min_new_tokens"])
+            self._after_tools[init["slot"]] = 0
+        if self._sim.after_tools:
+            self._note_roles(batch)
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
@@ -81,19 +93,64 @@ class SimRunner:
         counts = sampled.astype(np.int32)
         ids = np.full((batch.num_rows, 1), -1, np.int32)
         ids[sampled, 0] = self._next_ids(slot, position)
+        narrowed = sampled[batch.mask_row]
+        if narrowed.any():
+            rows = batch.mask_row[narrowed]
+            at = (batch.row_prefix_len[rows] + batch.row_extend_len[rows]).astype(np.int64)
+            ids[rows, 0] = self._legal_ids(batch.masks[narrowed], self._random(batch.row_slot[rows], at))
         self._end_ns = start + int(us * 1e3)
-        self._launched.append(StepResult(batch.step, counts, ids, start, self._end_ns))
+        logprobs = self._logprobs(batch, sampled, ids[:, 0]) if len(batch.top_logprobs) else None
+        self._launched.append(StepResult(batch.step, counts, ids, start, self._end_ns, logprobs))
+
+    def _logprobs(self, batch: Batch, sampled: np.ndarray, ids: np.ndarray) -> Logprobs:
+        """Of our rows that ask: prompt tokens that are targets, then what was sampled."""
+        row_of = np.repeat(np.arange(batch.num_rows), batch.row_extend_len)
+        ends = np.cumsum(batch.row_extend_len)
+        position_of = np.arange(batch.num_tokens) + (batch.row_prefix_len + batch.row_extend_len - ends)[row_of]
+        wanted = np.flatnonzero(batch.targets >= 0)
+        wanted = wanted[batch.row_dp_rank[row_of[wanted]] == self._dp_rank]
+        said = np.flatnonzero(sampled & (batch.top_logprobs >= 0))
+        rows, token = np.concatenate([row_of[wanted], said]), np.concatenate([batch.targets[wanted], ids[said]])
+        position = 1 + np.concatenate([position_of[wanted], position_of[ends[said] - 1]])
+        behind = np.maximum(np.arange(-1, batch.top_logprobs.max()), 0)  # of the token itself, and of those beside it
+        pairs = np.empty((len(rows), len(behind)), LOGPROB)
+        pairs["id"] = np.where(behind, (token[:, None] + behind) % self._num_base_ids, token[:, None])
+        pairs["logprob"] = -(1 + position[:, None] % 8) / 8 - behind
+        pairs["id"][np.arange(len(behind)) > batch.top_logprobs[rows, None]] = -1
+        order = np.argsort(rows, kind="stable")
+        return Logprobs(rows[order].astype(np.int32), pairs[order])
+
+    def _note_roles(self, batch: Batch) -> None:
+        """Whose message a prompt ends with. The last one is never cached: so it is among the tokens of some step."""
+        at = np.flatnonzero(np.isin(batch.input_ids, self._roles))
+        rows = np.searchsorted(np.cumsum(batch.row_extend_len), at, side="right")
+        self._after_tools[batch.row_slot[rows]] = batch.input_ids[at] == self._roles[1]  # of several the last counts
 
     def _next_ids(self, slot: np.ndarray, position: np.ndarray) -> np.ndarray:
         if len(self._script):
-            at = (position - self._prompt_len[slot]) % len(self._script)
-            return self._script[np.where(self._ends[at] & (position < self._min_position[slot]), 0, at)]
-        mixed = (self._seed[slot] + position.astype(np.uint64)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )  # splitmix64's finaliser
+            start, length = self._spans[self._after_tools[slot]].T
+            at = start + (position - self._prompt_len[slot]) % length
+            return self._script[np.where(self._ends[at] & (position < self._min_position[slot]), start, at)]
+        return (self._random(slot, position) % np.uint64(self._num_base_ids)).astype(np.int32)
+
+    def _random(self, slot: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Of each row's seed and position, uint64: splitmix64's finaliser."""
+        mixed = (self._seed[slot] + position.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._num_base_ids)).astype(np.int32)
+        return mixed ^ (mixed >> np.uint64(31))
+
+    def _legal_ids(self, masks: np.ndarray, random: np.ndarray) -> np.ndarray:
+        """Where a grammar holds, the script says nothing: one of the legal ids is drawn, rather a short or closing one.
+
+        So whatever has an end comes to it soon. masks: [n, words], see Batch. random: [n] uint64.
+        """
+        if self._weights is None:
+            self._weights = _weights(Tokenizer.from_file(str(self._tokenizer)), self._eos_ids)
+        legal = np.unpackbits(masks.copy().view(np.uint8), axis=1, bitorder="little")[:, : len(self._weights)]
+        sums = np.cumsum(legal * self._weights, axis=1)
+        drawn = sums[:, -1] * (random.astype(np.float64) / 2.0**64)
+        return np.array([np.searchsorted(row, x, side="right") for row, x in zip(sums, drawn, strict=True)], np.int32)
 
     def collect(self) -> StepResult:
         """Sleep until the oldest step is over."""
@@ -104,3 +161,19 @@ class SimRunner:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _weights(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> np.ndarray:
+    """How likely each id is where it is legal: ends first, then what closes a string, a list or an object."""
+    vocab = tokenizer.get_vocab()
+    weights = np.zeros(1 + max(vocab.values()))
+    for token, id_ in vocab.items():
+        if id_ in eos_ids or token.startswith("</"):
+            weights[id_] = 1000.0
+        elif token in ('"', "}", "]"):
+            weights[id_] = 30.0
+        elif not token.strip("ĠĊĉč"):  # white space, as byte-level files spell it
+            weights[id_] = 1e-3
+        else:
+            weights[id_] = 4.0 ** (1 - min(len(token), 9))  # a character is a byte there
+    return weights

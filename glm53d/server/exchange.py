@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from glm53d.chat.events import Piece
 from glm53d.config import Config
 from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotFound, NotReady, RequestError
 from glm53d.front.engine import Engine, Stream
-from glm53d.front.job import Finish, Job
+from glm53d.front.job import Finish, Job, Pieces
 from glm53d.front.wire import PROBE_RID
 from glm53d.obs.metrics import Metrics
 from glm53d.server import body
@@ -116,7 +115,7 @@ class Answer:
 
     job: Job
     last: Callable[[Finish], bytes]  # the events at its end
-    frame: Callable[[bytes, list[Piece]], bytes] | None = None  # those of a wake's frames and pieces, where it has any
+    frame: Callable[[bytes, Pieces], bytes] | None = None  # those of a wake's frames and pieces, where it has any
 
 
 async def plain(request: web.Request, job: Job) -> Finish:
@@ -145,7 +144,7 @@ async def streamed(
     *,
     last: Callable[[Finish], bytes],
     first: Callable[[int], bytes] = lambda num_prompt_ids: b"",
-    frame: Callable[[bytes, list[Piece]], bytes] | None = None,
+    frame: Callable[[bytes, Pieces], bytes] | None = None,
     wire: Wire = OPENAI_WIRE,
 ) -> web.StreamResponse:
     """Run a job, its frames going out as they come, between the events of first(num_prompt_ids) and last(finish).

@@ -1,15 +1,18 @@
 // For glm53d/front: the output pump.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -21,6 +24,21 @@ using namespace nb::literals;
 using namespace glm53d;
 
 namespace {
+
+// A token of the output or the prompt, as Python gets it.
+struct TokenLogprob {
+  int32_t id;
+  std::optional<float> logprob;
+  std::vector<std::pair<int32_t, float>> top;
+  bool is_prompt;
+};
+
+TokenLogprob token_of(bool is_prompt, std::span<const Logprob> row) {
+  TokenLogprob token{row[0].id, row[0].logprob, {}, is_prompt};
+  if (std::isnan(row[0].logprob)) token.logprob.reset();
+  for (const Logprob& other : row.subspan(1)) token.top.emplace_back(other.id, other.logprob);
+  return token;
+}
 
 std::string string_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
@@ -41,9 +59,10 @@ std::optional<Frame> frame_of(const FrameBytes& frame) {
 
 void open_stream(Pump& pump, uint64_t handle, const FrameBytes& content, const FrameBytes& reasoning,
                  bool starts_in_reasoning, bool with_ids, bool skip_special, std::vector<int32_t> python_ids,
-                 bool all_python) {
+                 bool all_python, bool with_logprobs) {
   if (reasoning && !content) throw nb::value_error("frames for reasoning need frames for content");
   if (content && all_python) throw nb::value_error("what is all python is not framed");
+  if (with_logprobs && content) throw nb::value_error("tokens with logprobs are not framed");
   if (with_ids && (all_python || !python_ids.empty())) throw nb::value_error("pieces come without ids");
   pump.open(checked(pump, handle), OutSpec{.content = frame_of(content),
                                            .reasoning = frame_of(reasoning),
@@ -51,7 +70,8 @@ void open_stream(Pump& pump, uint64_t handle, const FrameBytes& content, const F
                                            .with_ids = with_ids,
                                            .skip_special = skip_special,
                                            .python_ids = std::move(python_ids),
-                                           .all_python = all_python});
+                                           .all_python = all_python,
+                                           .with_logprobs = with_logprobs});
 }
 
 // The frames of all pieces as one bytes object.
@@ -62,13 +82,14 @@ nb::bytes joined_frames(std::span<const OutPiece> pieces) {
   return bytes_of(frames);
 }
 
-// The pieces of all: str and int.
+// The pieces of all: str, int and TokenLogprob.
 nb::list joined_pieces(std::span<const OutPiece> events) {
   nb::list out;
   for (const auto [delivery, event] : events)
     PieceReader::read(
         delivery->slice(event->pieces), [&](std::string_view text) { out.append(nb::str(text.data(), text.size())); },
-        [&](int32_t id) { out.append(id); });
+        [&](int32_t id) { out.append(id); },
+        [&](bool is_prompt, std::span<const Logprob> row) { out.append(token_of(is_prompt, row)); });
   return out;
 }
 
@@ -100,6 +121,17 @@ std::map<std::string, uint64_t> stats(const Pump& pump) {
 }  // namespace
 
 void bind_front(nb::module_& m) {
+  nb::class_<TokenLogprob>(m, "TokenLogprob", "A token, the natural logarithm of its probability, and the likeliest ids'.")
+      .def(
+          "__init__",
+          [](TokenLogprob* self, int32_t id, std::optional<float> logprob, std::vector<std::pair<int32_t, float>> top,
+             bool is_prompt) { new (self) TokenLogprob{id, logprob, std::move(top), is_prompt}; },
+          "id"_a, "logprob"_a.none(), "top"_a, "is_prompt"_a = false)
+      .def_ro("id", &TokenLogprob::id)
+      .def_ro("logprob", &TokenLogprob::logprob, "None: of a prompt's first token, before which nothing stands.")
+      .def_ro("top", &TokenLogprob::top, "(id, logprob) of the likeliest ids, most likely first.")
+      .def_ro("is_prompt", &TokenLogprob::is_prompt, "A token of the prompt, else of the output.");
+
   nb::class_<Pump>(m, "Pump",
                    "The thread that turns output records into frames. [R13] [R41] All methods are the event loop's.\n\n"
                    "A handle's low 32 bits are its slot. Constructing takes the reading end of the output ring.")
@@ -121,7 +153,7 @@ void bind_front(nb::module_& m) {
       .def("stop", &Pump::stop, nb::call_guard<nb::gil_scoped_release>(),
            "End the thread, within a tenth of a second. What it has made can still be taken.")
       .def("open", &open_stream, "handle"_a, "content"_a.none(), "reasoning"_a.none(), "starts_in_reasoning"_a,
-           "with_ids"_a, "skip_special"_a, "python_ids"_a, "all_python"_a,
+           "with_ids"_a, "skip_special"_a, "python_ids"_a, "all_python"_a, "with_logprobs"_a = false,
            "How the request's tokens leave, see front/job.py's OutSpec. Before the request is sent.")
       .def(
           "close", [](Pump& pump, uint64_t handle) { pump.close(checked(pump, handle)); }, "handle"_a,
@@ -131,7 +163,7 @@ void bind_front(nb::module_& m) {
           "handle"_a, "slow"_a, "While slow, text is kept; it leaves as one frame for each phase, pieces together.")
       .def("take", &take,
            nb::sig("def take(self)"
-                   " -> list[tuple[int, bytes, list[str | int], bytes | None, bytes, bytes, bytes, int, int]]"),
+                   " -> list[tuple[int, bytes, list[str | int | TokenLogprob], bytes | None, bytes, bytes, bytes, int, int]]"),
            "All since the last take(), when fileno() is readable: for each stream one tuple\n"
            "(handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
            "pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;\n"

@@ -22,7 +22,8 @@ OutState::OutState(const ByteVocab& vocab, const Markup& markup, OutSpec spec)
     : vocab_(&vocab), markup_(&markup), spec_(std::move(spec)), first_marked_(lowest(markup, spec_)),
       arriving_(spec_.starts_in_reasoning ? kReasoning : kContent), leaving_(arriving_) {}
 
-size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
+size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes, std::span<const Logprob> logprobs) {
+  const size_t width = ids.empty() || !spec_.with_logprobs ? 0 : logprobs.size() / ids.size();
   size_t unknown = 0;
   for (const int32_t id : ids) {
     const bool is_known = vocab_->contains(id);
@@ -31,11 +32,24 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes) {
     const Phase phase = arriving_;
     if (id < first_marked_ || !mark(id, bytes)) raw_ += bytes;
     reasoning_tokens_ += arriving_ == kReasoning;
+    if (width > 0) {
+      const auto row = logprobs.first(width);
+      tokens_.push_back({raw_.size(), ids_.size(), {row.begin(), row.end()}});
+      logprobs = logprobs.subspan(width);
+    }
     ids_.push_back(id);
     ids_reasoning_ += phase == kReasoning;
   }
   release(raw_.size() - std::min(held_bytes, raw_.size()));
   return unknown;
+}
+
+void OutState::feed_prompt(size_t num_tokens, std::span<const Logprob> logprobs) {
+  for (; spec_.with_logprobs && num_tokens > 0; --num_tokens) {
+    const size_t width = logprobs.size() / num_tokens;
+    pieces_.add_token(true, logprobs.first(width));
+    logprobs = logprobs.subspan(width);
+  }
 }
 
 // Whether the id is more than its bytes; then it has been taken into raw_ and marks_.
@@ -52,7 +66,7 @@ bool OutState::mark(int32_t id, std::string_view bytes) {
   const int32_t void_id = before == kReasoning ? markup_->begin_reasoning : markup_->end_reasoning;
   const bool is_void = spec_.starts_in_reasoning && id == void_id;
   if (arriving_ == before && !is_piece && !is_void) return false;
-  marks_.push_back({raw_.size(), raw_.size() + bytes.size(), id, arriving_, is_piece});
+  marks_.push_back({raw_.size(), raw_.size() + bytes.size(), id, arriving_, is_piece, ids_.size()});
   raw_ += bytes;
   return true;
 }
@@ -62,12 +76,15 @@ void OutState::release(size_t num_bytes) {
   size_t at = 0, num_passed = 0;
   for (; num_passed < marks_.size() && marks_[num_passed].end <= num_bytes; ++num_passed) {
     const Mark& mark = marks_[num_passed];
-    append(raw.substr(at, mark.begin - at));
+    append_tokens(raw, at, mark.begin, mark.token);
     pass(mark, raw.substr(mark.begin, mark.end - mark.begin));
     at = mark.end;
+    append_tokens(raw, at, at, mark.token + 1);
   }
-  if (num_passed < marks_.size()) num_bytes = std::min(num_bytes, marks_[num_passed].begin);
-  append(raw.substr(at, num_bytes - at));
+  const bool meets_mark = num_passed < marks_.size();
+  if (meets_mark) num_bytes = std::min(num_bytes, marks_[num_passed].begin);
+  append_tokens(raw, at, num_bytes, meets_mark ? marks_[num_passed].token : SIZE_MAX);
+  for (size_t i = num_left_; i < tokens_.size(); ++i) tokens_[i].end -= num_bytes;
   raw_.erase(0, num_bytes);
   marks_.erase(marks_.begin(), marks_.begin() + static_cast<ptrdiff_t>(num_passed));
   for (Mark& mark : marks_) mark.begin -= num_bytes, mark.end -= num_bytes;
@@ -75,6 +92,7 @@ void OutState::release(size_t num_bytes) {
 
 void OutState::pass(const Mark& mark, std::string_view bytes) {
   append_text([this](std::string& out) { utf8_finish(utf8_, out); });
+  hand_over_tokens();
   if (leaving_ == kReasoning && mark.after != kReasoning) std::string().swap(thoughts_);
   // A tag that is a piece of the thinking is part of its text.
   if (mark.after == kReasoning && mark.id != markup_->begin_reasoning) thoughts_ += bytes;
@@ -88,6 +106,24 @@ void OutState::pass(const Mark& mark, std::string_view bytes) {
 
 void OutState::append(std::string_view bytes) {
   if (!bytes.empty()) append_text([&](std::string& out) { utf8_feed(utf8_, bytes, out); });
+}
+
+// What lies in raw from `at` to `end`, each token behind its bytes, up to the token at the place `before`. Moves at to end.
+void OutState::append_tokens(std::string_view raw, size_t& at, size_t end, size_t before) {
+  while (num_left_ < tokens_.size() && tokens_[num_left_].end <= end && tokens_[num_left_].place < before) {
+    append(raw.substr(at, tokens_[num_left_].end - at));
+    at = tokens_[num_left_++].end;
+    if (utf8_.num_pending == 0) hand_over_tokens();
+  }
+  append(raw.substr(at, end - at));
+  at = end;
+}
+
+// The text of those that have left raw_ is whole.
+void OutState::hand_over_tokens() {
+  for (size_t i = 0; i < num_left_; ++i) pieces_.add_token(false, tokens_[i].row);
+  tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<ptrdiff_t>(num_left_));
+  num_left_ = 0;
 }
 
 // append(std::string&) appends text of the phase leaving_.
@@ -108,6 +144,8 @@ void OutState::finish(bool stopped) {
   raw_.clear();
   marks_.clear();
   append_text([this](std::string& out) { utf8_finish(utf8_, out); });
+  num_left_ = tokens_.size();
+  hand_over_tokens();
   finished_ = true;
   if (!stopped || arriving_ != kReasoning) return;
   reasoning_tokens_ = 0;

@@ -174,7 +174,10 @@ void Pump::handle_output(std::string_view payload) {
   std::memcpy(&head, payload.data(), std::min(payload.size(), sizeof head));
   const size_t ids_bytes = size_t{head.num_ids} * sizeof(int32_t);
   const size_t tail_bytes = head.error_bytes > 0 ? align8(ids_bytes) + head.error_bytes : ids_bytes;
-  if (payload.size() < sizeof head + tail_bytes) {
+  const size_t num_rows = head.logprob_width > 0 ? size_t{head.num_prompt_logprobs} + head.num_ids : 0;
+  const size_t num_logprobs = num_rows * head.logprob_width, logprobs_at = sizeof head + align8(tail_bytes);
+  if (payload.size() < sizeof head + tail_bytes ||
+      (num_rows > 0 && payload.size() < logprobs_at + num_logprobs * sizeof(Logprob))) {
     add(counters_.malformed, 1);
     return;
   }
@@ -187,9 +190,16 @@ void Pump::handle_output(std::string_view payload) {
   if (!ids.empty() && slot->first_token_ns == 0) slot->first_token_ns = monotonic_ns();
   slot->num_ids += head.num_ids;
   add(counters_.tokens, head.num_ids);
-  add(counters_.unknown_ids, slot->out->feed(ids, head.held_bytes));
+  std::span<const Logprob> logprobs;
+  if (num_rows > 0) {
+    logprobs = {reinterpret_cast<const Logprob*>(payload.data() + logprobs_at), num_logprobs};
+    const size_t of_prompt = size_t{head.num_prompt_logprobs} * head.logprob_width;
+    slot->out->feed_prompt(head.num_prompt_logprobs, logprobs.first(of_prompt));
+    logprobs = logprobs.subspan(of_prompt);
+  }
+  add(counters_.unknown_ids, slot->out->feed(ids, head.held_bytes, logprobs));
   if (head.finish_reason != static_cast<uint32_t>(FinishReason::kNone))
-    end_stream(*slot, payload);
+    end_stream(*slot, payload.substr(0, sizeof head + tail_bytes));
   else if (slot->out->streamed() && !slot->slow)
     write_out(*slot);
 }
@@ -200,7 +210,7 @@ void Pump::fail_order(Slot& slot, const OutputRecord& head) {
   const std::string error = "internal_error: token " + std::to_string(head.token_offset) +
                             " of this request came where " + std::to_string(slot.num_ids) + " was the next";
   OutputRecord last = head;
-  last.num_ids = last.held_bytes = 0;
+  last.num_ids = last.held_bytes = last.num_prompt_logprobs = last.logprob_width = 0;
   last.finish_reason = static_cast<uint32_t>(FinishReason::kError);
   last.error_bytes = static_cast<uint32_t>(error.size());
   std::string record(reinterpret_cast<const char*>(&last), sizeof last);

@@ -40,13 +40,14 @@ static std::string frames(OutState& out) {
   return data;
 }
 
-// Ids as [n], texts as they are, '|' between.
+// Ids as [n], texts as they are, tokens as <n>, '|' between.
 static std::string pieces(OutState& out) {
   std::string data, shown;
   out.write_pieces(data);
   PieceReader::read(
       data, [&](std::string_view text) { shown += std::string(text) + "|"; },
-      [&](int32_t id) { shown += "[" + std::to_string(id) + "]|"; });
+      [&](int32_t id) { shown += "[" + std::to_string(id) + "]|"; },
+      [&](bool, std::span<const Logprob> row) { shown += "<" + std::to_string(row[0].id) + ">|"; });
   return shown;
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glm53d import _native
 from glm53d.errors import AbiMismatch, IpcError
-from glm53d.ipc.records import OUTPUT, FinishReason, RecordType, padded
+from glm53d.ipc.records import LOGPROB, OUTPUT, FinishReason, RecordType, padded
 from glm53d.ipc.segment import Segment
 
 WORLD, SLOTS = 7, 16
@@ -84,13 +84,15 @@ class Rig:
         skip=True,
         python_ids=(),
         all_python=False,
+        with_logprobs=False,
     ):
         if with_ids:  # the suffix then starts behind a value
             content, reasoning = (frame and (frame[0], b"}\n\n", b"", b"") for frame in (content, reasoning))
-        self.pump.open(handle, content, reasoning, starts, with_ids, skip, python_ids, all_python)
+        self.pump.open(handle, content, reasoning, starts, with_ids, skip, python_ids, all_python, with_logprobs)
         self.seen[handle], self.offsets[handle] = Seen(), 0
 
-    def output(self, handle, ids, held=0, finish=FinishReason.NONE, offset=None, error=b""):
+    def output(self, handle, ids, held=0, finish=FinishReason.NONE, offset=None, error=b"", prompt=(), top=None):
+        """top: the ids have logprobs, and the prompt's; a token's is minus its id, with so many made up beside it."""
         head = np.zeros(1, OUTPUT)
         row = head[0]
         row["handle"], row["num_ids"], row["held_bytes"], row["finish_reason"] = handle, len(ids), held, finish
@@ -98,6 +100,12 @@ class Rig:
         row["error_bytes"] = len(error)
         self.offsets[handle] = self.offsets.get(handle, 0) + len(ids)
         record = head.tobytes() + padded(np.array(ids, np.int32).tobytes()) + error
+        if top is not None:
+            row["num_prompt_logprobs"], row["logprob_width"] = len(prompt), 1 + top
+            pairs = np.zeros((len(prompt) + len(ids), 1 + top), LOGPROB)
+            pairs["id"] = np.array([*prompt, *ids], np.int32)[:, None] + np.arange(1 + top)
+            pairs["logprob"] = -pairs["id"].astype(np.float32)
+            record = head.tobytes() + padded(record[OUTPUT.itemsize :]) + pairs.tobytes()
         assert self.writer.try_write(RecordType.OUTPUT, [record])
         return record
 
@@ -275,6 +283,40 @@ def test_what_is_held_at_the_finish_never_shows(ids, held, starts):
         seen, turn = rig.seen[handle_of(0)], Turn(ids, starts, python_ids=(TOOL_CALL,), dropped=held)
         assert (seen.reasoning.decode(), seen.text.decode()) == (turn.texts["reasoning"], turn.texts["content"])
         assert seen.pieces == merged(turn.pieces)
+
+
+@settings(max_examples=200, deadline=None)
+@given(records, st.booleans(), st.booleans(), st.integers(0, 20), st.integers(0, 3))
+def test_each_token_comes_once_behind_the_text_that_its_bytes_complete(cut, collects, starts, held, top):
+    """F-F5. The text between two tokens is that of the tokens before, none of a character that has only begun."""
+    cut = [([i for i in ids if i <= THINK_END], held) for ids, held in cut]
+    with Rig() as rig:
+        rig.open(
+            handle_of(0), None, None, starts=starts, skip=False, all_python=not collects, with_logprobs=True
+        )  # fmt: skip
+        rig.output(handle_of(0), [], prompt=[3, 4], top=top)
+        for ids, held_now in cut:
+            rig.output(handle_of(0), ids, held_now, top=top)
+        rig.output(handle_of(0), [], held, FinishReason.STOP)
+        rig.wait_finished(handle_of(0))
+    said, at, text, shown = [i for ids, _ in cut for i in ids], 0, "", b""
+    pieces = rig.seen[handle_of(0)].pieces
+    for i, piece in enumerate(pieces):
+        if not isinstance(piece, _native.TokenLogprob):
+            text += piece if isinstance(piece, str) else TOKENS[piece].decode()
+            continue
+        assert (piece.logprob, len(piece.top)) == (-piece.id, top)
+        assert piece.top == [(piece.id + 1 + j, -(piece.id + 1.0 + j)) for j in range(top)]
+        assert piece.is_prompt == (i < 2)
+        if piece.is_prompt:
+            assert piece.id == 3 + i
+            continue
+        assert piece.id == said[at]
+        at, shown = at + 1, shown + TOKENS[piece.id]
+        is_followed = i + 1 < len(pieces) and not isinstance(pieces[i + 1], _native.TokenLogprob)
+        if is_followed and not collects and not starts:  # in a chat some tags show nowhere
+            assert text == shown.decode(errors="replace")
+    assert at == len(said)
 
 
 ENTERED = [(b"r(", b")", b"<r>", b"</r>"), (b"c(", b")", b"<c>", b"</c>")]

@@ -6,6 +6,9 @@
 // A chat turn begins in reasoning. The first end_reasoning there ends it and has no bytes; any id of python_ids ends
 // reasoning or content for good: from it on a parser in Python wants text and added tokens apart. What is held may span
 // such a border (a stop string is looked for across it), so marks wait in raw_ beside the bytes.
+//
+// With logprobs each token is a piece too, behind the text that its bytes have completed: so tokens wait as marks do, and
+// then for the rest of a character. The end brings those whose text never shows.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -37,6 +40,7 @@ struct OutSpec {
   bool skip_special = true;
   std::vector<int32_t> python_ids;  // each begins the phase python
   bool all_python = false;          // all phases are handed over as pieces, none is framed or collected
+  bool with_logprobs = false;       // each token is handed over as a piece; not with frames
 };
 
 enum Phase : size_t { kReasoning = 0, kContent = 1, kPython = 2 };
@@ -48,7 +52,11 @@ class OutState {
 
   // The next ids. The last held_bytes bytes of all so far are kept back, for as long as each call says so; an added
   // token is kept back whole. Returns how many ids were not in the vocabulary: they have no bytes.
-  size_t feed(std::span<const int32_t> ids, size_t held_bytes);
+  // logprobs: a row for each id, all of one width; or none.
+  size_t feed(std::span<const int32_t> ids, size_t held_bytes, std::span<const Logprob> logprobs = {});
+
+  // Hand over so many of the prompt's tokens; rows as in feed().
+  void feed_prompt(size_t num_tokens, std::span<const Logprob> logprobs);
 
   // Nothing more comes: what is kept back is dropped, a character that has begun becomes U+FFFD. A turn that stopped by
   // itself and never ended its thinking was all answer [F-F1].
@@ -78,6 +86,12 @@ class OutState {
     int32_t id;
     Phase after;
     bool is_piece;  // else it shows nowhere
+    size_t token;   // its place in ids_
+  };
+  struct Token {
+    size_t end;    // of its bytes in raw_
+    size_t place;  // in ids_
+    std::vector<Logprob> row;
   };
   enum class Entered : uint8_t { kNo, kYes, kLeft };
 
@@ -85,6 +99,8 @@ class OutState {
   void release(size_t num_bytes);
   void pass(const Mark& mark, std::string_view bytes);
   void append(std::string_view bytes);
+  void append_tokens(std::string_view raw, size_t& at, size_t end, size_t before);
+  void hand_over_tokens();
   template <class Append>
   void append_text(Append&& append);
   bool in_pieces() const noexcept { return leaving_ == kPython || spec_.all_python; }
@@ -99,6 +115,8 @@ class OutState {
   Phase leaving_;         // of the next byte that leaves raw_; never ahead of arriving_
   std::string raw_;
   std::vector<Mark> marks_;  // in raw_, ascending
+  std::vector<Token> tokens_;  // not handed over; the first num_left_ have left raw_
+  size_t num_left_ = 0;
   Utf8State utf8_;           // of leaving_
   std::array<std::string, 2> text_;
   std::array<Entered, 2> entered_{};

@@ -1,13 +1,18 @@
 // Text and ids of added tokens in the order they came, as bytes that can be handed on. [R41]
 //
-//   piece = id | -1 length text        id, length: 32 bits, in this machine's order
+//   piece = id | -1 length text | token        token = (-2 | -3) width Logprob[width]
 //
-// Never two texts in a row, never an empty one.
+// id, length, width: 32 bits, in this machine's order. -2: a token of the output, behind the text that its bytes have
+// completed; -3: one of the prompt. Never two texts in a row, never an empty one.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "glm53d/records.h"
 
 namespace glm53d {
 
@@ -15,6 +20,16 @@ class PieceWriter {
  public:
   void add_id(int32_t id) {
     put(id);
+    in_text_ = false;
+  }
+
+  // row: the token's Logprobs; its end, ids below 0, is left out.
+  void add_token(bool is_prompt, std::span<const Logprob> row) {
+    size_t width = row.size();
+    while (width > 1 && row[width - 1].id < 0) --width;
+    put(is_prompt ? kPromptToken : kToken);
+    put(static_cast<int32_t>(width));
+    data_.append(reinterpret_cast<const char*>(row.data()), width * sizeof(Logprob));
     in_text_ = false;
   }
 
@@ -43,7 +58,7 @@ class PieceWriter {
 
  private:
   friend class PieceReader;
-  static constexpr int32_t kText = -1;
+  static constexpr int32_t kText = -1, kToken = -2, kPromptToken = -3;
   static constexpr size_t kHead = 2 * sizeof(int32_t);
 
   void put(int32_t value) { data_.append(reinterpret_cast<const char*>(&value), sizeof value); }
@@ -55,18 +70,28 @@ class PieceWriter {
 
 class PieceReader {
  public:
-  // Call text(std::string_view) or id(int32_t) for each piece of what a writer, or several one behind the other, gave.
-  template <class Text, class Id>
-  static void read(std::string_view data, Text&& text, Id&& id) {
+  // Call text(std::string_view), id(int32_t) or token(bool is_prompt, std::span<const Logprob>) for each piece of what a
+  // writer, or several one behind the other, gave.
+  template <class Text, class Id, class Token>
+  static void read(std::string_view data, Text&& text, Id&& id, Token&& token) {
+    std::vector<Logprob> row;
     while (!data.empty()) {
       int32_t head[2] = {};
       std::memcpy(head, data.data(), sizeof(int32_t));
-      if (head[0] != PieceWriter::kText) {
+      if (head[0] >= 0) {
         id(head[0]);
         data.remove_prefix(sizeof(int32_t));
         continue;
       }
       std::memcpy(head, data.data(), sizeof head);
+      if (head[0] != PieceWriter::kText) {
+        row.resize(static_cast<uint32_t>(head[1]));
+        const size_t row_bytes = row.size() * sizeof(Logprob);
+        std::memcpy(row.data(), data.data() + sizeof head, row_bytes);
+        token(head[0] == PieceWriter::kPromptToken, std::span<const Logprob>(row));
+        data.remove_prefix(sizeof head + row_bytes);
+        continue;
+      }
       text(data.substr(sizeof head, static_cast<uint32_t>(head[1])));
       data.remove_prefix(sizeof head + static_cast<uint32_t>(head[1]));
     }

@@ -43,18 +43,30 @@ enum class FinishReason : uint32_t {
   kError = 4,     // error_bytes of text follow
 };
 
+// The first three are done before the next step begins, in this order; the others by a thread, at any time.
+enum class MoveKind : int32_t {
+  kSave = 1,   // device page source -> host page target, before the step writes any page
+  kLoad = 2,   // host page source -> device page target
+  kPeer = 3,   // device page source of source_rank -> device page target
+  kStore = 4,  // host page source -> file; by one rank of the group
+  kFetch = 5,  // file -> host page target
+  kDrop = 6,   // the file goes; by one rank of the group, behind what it stored before
+};
+
 // GenerateRecord.flags. The last three say how main makes text of the ids, and so what stop strings are looked for in:
 // with the one that matched, without special tokens, what is behind the end of reasoning only.
 inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8, kSkipSpecial = 16,
                           kStopInContent = 32;
 // A small request beside an agent's main one, such as its title: it goes behind others.
 inline constexpr uint32_t kHelper = 64;
+// Only ids that logit_bias names are sampled.
+inline constexpr uint32_t kOnlyBiased = 128;
 // BatchRecord rows' flags: the row's last token is sampled; the row's one input id is the slot's last sampled id.
 inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
 // Request ring. Tail: int32 prompt_ids[num_prompt_ids], int32 output_ids[num_output_ids] (already emitted, a resumed
 // request only), uint64 page_hashes[num_page_hashes][2] of the prompt's full pages, int32 stop_ids[num_stop_ids], bytes
-// stop_strings[stop_bytes] (each: uint16 length, then its bytes), logit_bias[num_logit_bias] of {int32 id, float32 bias},
+// stop_strings[stop_bytes] (each: uint16 length, then its bytes), Bias logit_bias[num_logit_bias],
 // bytes grammar[grammar_bytes], bytes rid[rid_bytes] (UTF-8, for logs only).
 #define GLM53D_GENERATE_RECORD(F, A)                                                                                     \
   F(uint64_t, handle)                                                                                                    \
@@ -95,6 +107,11 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(float, presence_penalty)                                                                                             \
   F(float, repetition_penalty)
 
+// What is added to an id's logit.
+#define GLM53D_BIAS(F, A) \
+  F(int32_t, id)          \
+  F(float, bias)
+
 #define GLM53D_ABORT_RECORD(F, A) \
   F(uint64_t, handle)
 
@@ -109,7 +126,15 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, failed)                      \
   F(uint64_t, value)
 
-// Output ring. Tail: int32 ids[num_ids], bytes error[error_bytes] ("code: sentence").
+// One id and the natural logarithm of its probability. Where tokens have logprobs, a token's are a row of them: its own,
+// then those of the likeliest ids, most likely first; behind them id -1 to the row's width. A prompt's first token has
+// NaN: nothing stands before it.
+#define GLM53D_LOGPROB(F, A) \
+  F(int32_t, id)             \
+  F(float, logprob)
+
+// Output ring. Tail: int32 ids[num_ids], bytes error[error_bytes] ("code: sentence"), and with logprob_width
+// Logprob[num_prompt_logprobs + num_ids][logprob_width]: of the prompt's next tokens, then of the ids here.
 #define GLM53D_OUTPUT_RECORD(F, A)                                                                     \
   F(uint64_t, handle)                                                                                  \
   F(uint32_t, token_offset)    /* of the first id here among the request's output [R13] */             \
@@ -133,7 +158,9 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, first_forward_ns)                                                                        \
   F(uint64_t, prefill_done_ns)                                                                         \
   F(uint64_t, last_token_ns)                                                                           \
-  F(uint64_t, queue_ns)        /* sum of all stretches of waiting */
+  F(uint64_t, queue_ns)        /* sum of all stretches of waiting */                                   \
+  F(uint32_t, num_prompt_logprobs)                                                                     \
+  F(uint32_t, logprob_width)   /* 0: the request has not asked for logprobs */
 
 // A slot's sampling parameters, sent once when a request takes the slot. Inside BatchRecord's tail.
 #define GLM53D_SLOT_INIT(F, A)                                           \
@@ -147,6 +174,27 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, num_prompt_ids)                                            \
   F(uint32_t, min_new_tokens)  /* before these no end-of-turn id is sampled */
 
+// What a slot has beyond that, if anything: a row of the sampling tables, and what the row begins with. Sent when a
+// request takes the slot, with its SlotInit, and again when the ids it has said are not those that were sampled.
+#define GLM53D_TABLE_INIT(F, A)                                                                    \
+  F(int32_t, slot)                                                                                 \
+  F(int32_t, row)      /* numbered over the node: attention-DP rank d has the d-th part of them */ \
+  F(float, base_bias)  /* of ids without a bias in the batch: 0; or -inf, they are never sampled */ \
+  F(float, frequency_penalty)                                                                      \
+  F(float, presence_penalty)                                                                       \
+  F(float, repetition_penalty)
+
+// One page of KV on its way between tiers, or from another rank: what the numbers mean says its kind. [R32]
+#define GLM53D_PAGE_MOVE(F, A)                                                                                        \
+  F(uint64_t, hash_lo)         /* of the page, the name of its file */                                                \
+  F(uint64_t, hash_hi)                                                                                                \
+  F(int32_t, kind)             /* MoveKind */                                                                         \
+  F(int32_t, dp_rank)          /* whose ranks do it */                                                                \
+  F(int32_t, source)           /* a page of the pool that kind says */                                                \
+  F(int32_t, target)                                                                                                  \
+  F(int32_t, source_rank)      /* kPeer: the attention-DP rank whose pool source is of */                             \
+  F(int32_t, id)               /* of one that ends at any time: a result names it then */
+
 // Batch ring: what one step runs on every rank. glm53d/ipc/batch.py names the tail's arrays and their order.
 #define GLM53D_BATCH_RECORD(F, A)                                        \
   F(uint64_t, step)            /* 1, 2, 3 ... without a gap [R9] */      \
@@ -156,18 +204,32 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, num_inits)                                                 \
   F(uint32_t, num_runs)        /* runs of pages appended to tables */    \
   F(uint32_t, num_pages)       /* in all runs */                         \
-  F(uint32_t, num_copies)      /* page copies between ranks */           \
+  F(uint32_t, num_tables)                                                \
+  F(uint32_t, num_bias)        /* of all table rows */                   \
+  F(uint32_t, num_said)        /* of all table rows */                   \
   F(uint32_t, attn_dp_size)                                              \
-  F(uint32_t, mode)            /* attention: 0 dp, 1 tp, 2 cp */
+  F(uint32_t, mode)            /* attention: 0 dp, 1 tp, 2 cp */         \
+  F(uint32_t, num_top_logprobs) /* num_rows, or 0: no row asks */        \
+  F(uint32_t, num_targets)     /* num_tokens, or 0: no prompt asks */    \
+  F(uint32_t, num_moves)                                                 \
+  F(uint32_t, wait_us)         /* for a file, before the result is given */ \
+  F(uint32_t, num_masks)                                                 \
+  F(uint32_t, mask_words)      /* of each: a bit per id of the tokenizer */
 
-// Result rings. Tail: int32 counts[num_rows], int32 ids[num_rows][width]; row i gave ids[i][:counts[i]].
+// Result rings. Tail: int32 counts[num_rows], int32 ids[num_rows][width]; row i gave ids[i][:counts[i]]. Where a row has
+// asked, int32 logprob_rows[num_logprobs], in order, and Logprob[num_logprobs][logprob_width]. Then int32 done[num_done],
+// failed[num_failed]: ids of page moves that have ended.
 #define GLM53D_RESULT_RECORD(F, A)                                       \
   F(uint64_t, step)                                                      \
   F(uint64_t, world_id)                                                  \
   F(uint64_t, start_ns)                                                  \
   F(uint64_t, end_ns)                                                    \
   F(uint32_t, num_rows)                                                  \
-  F(uint32_t, width)
+  F(uint32_t, width)                                                     \
+  F(uint32_t, num_logprobs)                                              \
+  F(uint32_t, logprob_width)                                             \
+  F(uint32_t, num_done)                                                  \
+  F(uint32_t, num_failed)
 
 // Board: one row per attention-DP rank, written by the leader. [R8]
 #define GLM53D_LOAD_ROW(F, A)                                            \
@@ -227,13 +289,17 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 // Every fixed struct above, in one list: X(StructName, field list, size in bytes).
 #define GLM53D_RECORDS(X)                                                \
   X(GenerateRecord, GLM53D_GENERATE_RECORD, 184)                         \
+  X(Bias, GLM53D_BIAS, 8)                                                \
   X(AbortRecord, GLM53D_ABORT_RECORD, 8)                                 \
   X(ControlRecord, GLM53D_CONTROL_RECORD, 16)                            \
   X(ControlResultRecord, GLM53D_CONTROL_RESULT_RECORD, 24)               \
-  X(OutputRecord, GLM53D_OUTPUT_RECORD, 120)                             \
+  X(OutputRecord, GLM53D_OUTPUT_RECORD, 128)                             \
+  X(Logprob, GLM53D_LOGPROB, 8)                                          \
   X(SlotInit, GLM53D_SLOT_INIT, 40)                                      \
-  X(BatchRecord, GLM53D_BATCH_RECORD, 48)                                \
-  X(ResultRecord, GLM53D_RESULT_RECORD, 40)                              \
+  X(TableInit, GLM53D_TABLE_INIT, 24)                                    \
+  X(PageMove, GLM53D_PAGE_MOVE, 40)                                      \
+  X(BatchRecord, GLM53D_BATCH_RECORD, 80)                                \
+  X(ResultRecord, GLM53D_RESULT_RECORD, 56)                              \
   X(LoadRow, GLM53D_LOAD_ROW, 224)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
