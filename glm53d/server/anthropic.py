@@ -29,8 +29,9 @@ from glm53d.chat.tools import ToolParser
 from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, RequestError
 from glm53d.front.job import Finish, Frame, Job, OutSpec, Usage
 from glm53d.server import body, exchange
-from glm53d.server.anthropic_body import MessagesBody, to_conversation, to_tools
+from glm53d.server.anthropic_body import MessagesBody, to_content, to_conversation, to_tools
 from glm53d.server.common import extras
+from glm53d.server.constrained import constrain
 from glm53d.server.routing import routing
 from glm53d.server.sampling import to_sampling
 
@@ -123,12 +124,13 @@ async def messages(request: web.Request) -> web.StreamResponse:
     )
     tools, others = to_tools(req)
     conversation = to_conversation(req, tools)
+    has_parsers = service.config.template.parsers != "none"
+    sampling = constrain(sampling, to_content(req), tools, engine, in_chat=has_parsers)
     if req.messages[-1].role == "assistant":
         path = f"messages[{len(req.messages) - 1}].role"
         raise InvalidRequest(f"`{path}`: to go on with a given beginning of an answer is not supported.", path)
     exchange.log_ignored_tools(rid, others)
     parser = tools.parser(engine.vocab.added)
-    has_parsers = service.config.template.parsers != "none"
     job = Job(
         rid=rid,
         received_ns=received_ns,

@@ -4,10 +4,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from glm53d.chat.call_grammar import Tool
+from glm53d.chat.constraint import Content
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
-from glm53d.server.common import Offered, RequestFields, call, check_function, offer, to_effort
-from glm53d.server.sampling import Budget, Count, not_served, refuse_not_served
+from glm53d.server import constrained
+from glm53d.server.common import Choice, Offered, RequestFields, call, offer, to_effort, to_tool
+from glm53d.server.constrained import TextFormat
+from glm53d.server.sampling import Budget, Count, not_served
 
 
 class TextBlock(msgspec.Struct, tag="text"):
@@ -68,13 +72,14 @@ class OutputConfig(msgspec.Struct):
     """How the answer should be."""
 
     effort: str | None = None
-    format: Annotated[Json, not_served()] = None
+    format: TextFormat | None = None
 
 
 class ToolChoice(msgspec.Struct):
-    """Whether tools may be called."""
+    """Whether tools may be called, or one of them must be."""
 
     type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -97,36 +102,51 @@ class MessagesBody(RequestFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: TextFormat | None = None  # the older place of output_config.format
     metadata: Metadata | None = None
 
-    output_format: Annotated[Json, not_served()] = None
     mcp_servers: Annotated[Json, not_served([])] = None
     container: Annotated[Json, not_served()] = None
 
 
 def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
     """The tools that the request offers, and the kinds of those that are left out, since they are no functions."""
-    tools: list[dict[str, Json]] = []
+    shown: list[dict[str, Json]] = []
+    tools: list[Tool] = []
     others: list[str] = []
     for i, tool in enumerate(req.tools or ()):
         if tool.get("type", "custom") not in (None, "custom"):
             others.append(str(tool["type"]))
             continue
-        check_function(tool, f"tools[{i}]", parameters="input_schema")
+        tools.append(to_tool(tool, f"tools[{i}]", parameters="input_schema"))
         said = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get("input_schema")}
         function = {key: value for key, value in said.items() if value is not None}
-        tools.append({"type": "function", "function": function})
-    choice = req.tool_choice or ToolChoice("auto")
-    if choice.type in ("any", "tool"):
-        raise InvalidRequest("`tool_choice.type` other than none and auto is not supported.", "tool_choice.type")
-    max_calls = 1 if choice.disable_parallel_tool_use else None
-    return offer(tools, is_off=choice.type == "none", max_calls=max_calls), others
+        shown.append({"type": "function", "function": function})
+    asked = req.tool_choice or ToolChoice("auto")
+    if asked.type == "tool" and asked.name is None:
+        raise InvalidRequest("`tool_choice.name` is required.", "tool_choice.name")
+    choice = Choice(
+        "tool_choice",
+        is_off=asked.type == "none",
+        must=asked.type in ("any", "tool"),
+        name=asked.name if asked.type == "tool" else None,
+    )
+    return offer(shown, tools, choice, max_calls=1 if asked.disable_parallel_tool_use else None), others
+
+
+def to_content(req: MessagesBody) -> Content | None:
+    """The form that the answer's text must have; None: any. Raises InvalidRequest."""
+    config = req.output_config or OutputConfig()
+    if config.format is not None and req.output_format is not None:
+        raise InvalidRequest("`output_format` is `output_config.format` under an older name.", "output_format")
+    if config.format is not None:
+        return constrained.to_content(req, config.format, "output_config.format")
+    return constrained.to_content(req, req.output_format, "output_format")
 
 
 def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
     thinking, config = req.thinking or Thinking("adaptive"), req.output_config or OutputConfig()
-    refuse_not_served(config, "output_config")
     effort = "low" if thinking.type == "disabled" else "max"
     if config.effort is not None:
         effort = to_effort(config.effort, "output_config.effort")

@@ -1,11 +1,12 @@
 """What the dialects share: fields of their bodies, levels of effort, the tools that a request offers, extra answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
+from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
 from glm53d.chat.tools import ToolParser, functions_of
 from glm53d.errors import InvalidRequest
@@ -59,6 +60,16 @@ def to_effort(level: str, param: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What a request says of whether the model calls its tools, under the name `param`."""
+
+    param: str
+    is_off: bool = False
+    must: bool = False
+    name: str | None = None  # of the one tool that must be called
+
+
+@dataclass(frozen=True, slots=True)
 class Offered:
     """The tools that a request offers to the model."""
 
@@ -66,30 +77,54 @@ class Offered:
     functions: Mapping[str, Json] | None
     """Parameters by name. None: there is no such thing as a call [F-E9]; empty: every call is dropped [F-E8]."""
     max_calls: int | None
+    tools: tuple[Tool, ...] = ()
+    """As a grammar of their calls would have them; those that may be called, when one must be."""
+    choice: Choice = Choice("tool_choice")
+
+    @property
+    def has_form(self) -> bool:
+        """Whether its calls are held to a grammar: one must be made, or a tool is strict."""
+        return self.choice.must or not all(tool.is_free for tool in self.tools)
 
     def parser(self, added: Mapping[str, int]) -> ToolParser:
         """A parser for one turn; added: the ids of the vocabulary's added tokens."""
         return ToolParser(added, self.functions, self.max_calls)
 
 
-def offer(tools: list[dict[str, Json]], *, is_off: bool, max_calls: int | None) -> Offered:
-    """What a request offers with these, which were checked; is_off: the model is not to call them."""
+def offer(shown: list[dict[str, Json]], tools: list[Tool], choice: Choice, max_calls: int | None) -> Offered:
+    """What a request offers with these tools, which were checked; `shown` is how the prompt has them.
+
+    Raises InvalidRequest for a choice that they cannot satisfy.
+    """
+    if choice.must and not any(choice.name in (None, tool.name) for tool in tools):
+        named = "" if choice.name is None else f" of the name {choice.name!r}"
+        raise InvalidRequest(f"`{choice.param}`: the request has no tool{named}.", choice.param)
     if not tools:
         return Offered(None, None, None)
-    if is_off:
-        return Offered(None, {}, max_calls)
-    return Offered(tools, functions_of(tools), max_calls)
+    if choice.is_off:
+        return Offered(None, {}, max_calls, tuple(tools), choice)
+    if choice.must:
+        tools = [replace(tool, is_free=False) for tool in tools if choice.name in (None, tool.name)]
+    # All are shown, whichever may be called: the prompt, and so its cached pages, are those of the other turns.
+    return Offered(shown, functions_of(shown), 1 if choice.name is not None else max_calls, tuple(tools), choice)
 
 
-def is_off(choice: str | dict[str, Json] | None, param: str) -> bool:
-    """Whether a tool_choice wants no calls. Raises InvalidRequest for one that would force them."""
-    if choice not in (None, "auto", "none"):
-        raise InvalidRequest(f"`{param}` other than none and auto is not supported.", param)
-    return choice == "none"
+def to_choice(choice: str | dict[str, Json] | None, param: str) -> Choice:
+    """OpenAI's tool_choice, in its dialects' forms. Raises InvalidRequest."""
+    match choice:
+        case None | "auto":
+            return Choice(param)
+        case "none":
+            return Choice(param, is_off=True)
+        case "required":
+            return Choice(param, must=True)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return Choice(param, must=True, name=name)
+    raise InvalidRequest(f"`{param}` must be auto, none, required, or name a function.", param)
 
 
-def check_function(function: dict[str, Json], at: str, parameters: str = "parameters") -> None:
-    """Raise InvalidRequest unless it is a function that the model can call; `parameters` is the name of its schema."""
+def to_tool(function: dict[str, Json], at: str, parameters: str = "parameters") -> Tool:
+    """A function of a request as a tool; `parameters` is the name of its schema. Raises InvalidRequest."""
     name = function.get("name")
     # What the model writes as a name is stripped: any other name could not be called.
     if not isinstance(name, str) or not name or name != name.strip() or len(name) > MAX_NAME_CHARS:
@@ -99,9 +134,11 @@ def check_function(function: dict[str, Json], at: str, parameters: str = "parame
         )
     if not isinstance(function.get(parameters), dict | None):
         raise InvalidRequest(f"`{at}.{parameters}` must be an object.", f"{at}.{parameters}")
-    if function.get("strict") not in (None, False):
-        raise InvalidRequest(f"`{at}.strict` is not supported.", f"{at}.strict")
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise InvalidRequest(f"`{at}.strict` must be a boolean.", f"{at}.strict")
     body.check_depth(function, at)
+    return Tool(name, function.get(parameters), f"{at}.{parameters}", is_free=not strict)
 
 
 def call(id: str | None, name: str, arguments: str | dict[str, Json] | None, path: str) -> dict[str, Json]:

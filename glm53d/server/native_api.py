@@ -20,6 +20,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, OutSpec, SamplingParams
 from glm53d.server import body, exchange
+from glm53d.server.constrained import constrain, to_content
 from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
 from glm53d.server.routing import DpRank, Room, routing
@@ -170,7 +171,7 @@ def _of_each(value: T | list[T], prompts: Sized, is_batch: bool, at: str) -> lis
 
 
 def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine) -> SamplingParams:
-    return to_sampling(
+    sampling = to_sampling(
         params,
         max_tokens=params.max_new_tokens,
         min_tokens=("min_new_tokens", params.min_new_tokens),
@@ -179,6 +180,7 @@ def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine
         vocab_size=engine.vocab.size,
         at=at,
     )
+    return constrain(sampling, to_content(params, None, "", at), None, engine, in_chat=False)
 
 
 def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:

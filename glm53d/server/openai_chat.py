@@ -19,6 +19,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import call, to_effort
+from glm53d.server.constrained import ResponseFormat, constrain, to_content
 from glm53d.server.openai_common import (
     Chunks,
     finish_fields,
@@ -92,8 +93,8 @@ class ChatBody(ToolFields, kw_only=True):
     thinking_budget: Budget | None = None  # these two, and those in thinking and reasoning, are names of one thing
     thinking_token_budget: Budget | None = None
     chat_template_kwargs: dict[str, Json] | None = None
+    response_format: ResponseFormat | None = None
 
-    response_format: Annotated[Json, not_served({"type": "text"})] = None
     logprobs: Annotated[Json, not_served(False)] = None
     top_logprobs: Annotated[Json, not_served(0)] = None
     echo: Annotated[Json, not_served(False)] = None
@@ -121,6 +122,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     max_tokens = req.max_tokens if req.max_completion_tokens is None else req.max_completion_tokens
     sampling = openai_sampling(req, max_tokens, engine, _thinking_budget(req))
     tools = to_tools(req)
+    has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
+    content = to_content(req, req.response_format, "response_format")
+    sampling = constrain(sampling, content, tools.offered, engine, in_chat=has_parsers)
     base = Job(
         rid=rid,
         received_ns=received_ns,

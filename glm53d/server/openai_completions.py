@@ -17,6 +17,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
+from glm53d.server.constrained import ResponseFormat, constrain, to_content
 from glm53d.server.openai_common import (
     Chunks,
     OpenAiFields,
@@ -33,12 +34,12 @@ class CompletionBody(OpenAiFields, kw_only=True):
     """The request. `prompt` stays raw at first: text, ids, or a list of such."""
 
     prompt: msgspec.Raw
+    response_format: ResponseFormat | None = None
 
     echo: Annotated[Json, not_served(False)] = None
     suffix: Annotated[Json, not_served("")] = None
     best_of: Annotated[Json, not_served(1)] = None
     logprobs: Annotated[Json, not_served(False)] = None
-    response_format: Annotated[Json, not_served({"type": "text"})] = None
 
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
@@ -54,6 +55,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
     sampling = openai_sampling(req, req.max_tokens, engine)
+    content = to_content(req, req.response_format, "response_format")
+    sampling = constrain(sampling, content, None, engine, in_chat=False)
     prompts, n = _prompts(req.prompt), req.n or 1
     exchange.check_number(engine, len(prompts) * n, "prompt")
     id, created = f"cmpl-{rid}", int(time.time())

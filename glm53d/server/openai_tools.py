@@ -6,11 +6,12 @@ The legacy `functions` and `function_call` are tools under older names: one call
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
 from glm53d.chat.events import Answer, Event, Text, ToolCallArguments, ToolCallStart
 from glm53d.chat.tools import ToolParser
 from glm53d.errors import InvalidRequest
-from glm53d.server.common import Offered, check_function, is_off, offer
+from glm53d.server.common import Choice, Offered, offer, to_choice, to_tool
 from glm53d.server.openai_common import OpenAiFields
 
 
@@ -68,19 +69,28 @@ def to_tools(fields: ToolFields) -> Tools:
     is_legacy = bool(fields.functions)
     if is_legacy and fields.tools:
         raise InvalidRequest("`functions` are `tools` under an older name; only one of them may be given.", "functions")
-    choices = [is_off(fields.tool_choice, "tool_choice"), is_off(fields.function_call, "function_call")]
-    tools = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
-    for i, tool in enumerate(tools):
-        _check(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy)
+    shown = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
+    tools = [
+        _to_tool(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy) for i, tool in enumerate(shown)
+    ]
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
-    return Tools(offer(tools, is_off=any(choices), max_calls=max_calls), is_legacy)
+    return Tools(offer(shown, tools, _to_choice(fields), max_calls), is_legacy)
 
 
-def _check(tool: dict[str, Json], at: str, is_legacy: bool) -> None:
+def _to_choice(fields: ToolFields) -> Choice:
+    """Of the two names the one that says more counts."""
+    called = fields.function_call
+    if isinstance(called, dict):
+        called = {"type": "function", **called}
+    choices = [to_choice(fields.tool_choice, "tool_choice"), to_choice(called, "function_call")]
+    return next((choice for choice in choices if choice.is_off or choice.must), choices[0])
+
+
+def _to_tool(tool: dict[str, Json], at: str, is_legacy: bool) -> Tool:
     if tool.get("type") != "function":
         raise InvalidRequest(f"`{at}.type` must be function.", f"{at}.type")
     function = tool.get("function")
     at = at if is_legacy else f"{at}.function"
     if not isinstance(function, dict):
         raise InvalidRequest(f"`{at}` must be an object.", at)
-    check_function(function, at)
+    return to_tool(function, at)

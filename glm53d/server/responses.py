@@ -23,6 +23,7 @@ from glm53d.errors import EngineError, RequestError
 from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
 from glm53d.server import body, exchange
 from glm53d.server.common import Offered, extras
+from glm53d.server.constrained import constrain, to_content
 from glm53d.server.responses_body import ResponsesBody, to_conversation, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import to_sampling
@@ -48,6 +49,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     conversation = to_conversation(req, tools)
     exchange.log_ignored_tools(rid, others)
     has_parsers = service.config.template.parsers != "none"
+    content = to_content(req, req.text.format if req.text is not None else None, "text.format")
+    sampling = constrain(sampling, content, tools, engine, in_chat=has_parsers)
     answer = tools.parser(engine.vocab.added)
     job = Job(
         rid=rid,
@@ -118,7 +121,7 @@ def _asked(
         "reasoning": {"effort": conversation.reasoning_effort, "summary": None},
         "store": False,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": req.text.format if req.text and req.text.format else {"type": "text"}},
         "tool_choice": req.tool_choice or "auto",
         "tools": [{"type": "function", **tool["function"]} for tool in tools.in_prompt or ()],
         "top_p": sampling.top_p,

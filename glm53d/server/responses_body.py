@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
 from glm53d.server import body
-from glm53d.server.common import Offered, RequestFields, call, check_function, is_off, offer, to_effort
-from glm53d.server.sampling import Count, not_served, refuse_not_served
+from glm53d.server.common import Offered, RequestFields, call, offer, to_choice, to_effort, to_tool
+from glm53d.server.constrained import TextFormat
+from glm53d.server.sampling import Count, not_served
 
 
 class InputText(msgspec.Struct, tag="input_text"):
@@ -91,7 +93,7 @@ class ReasoningOptions(msgspec.Struct):
 class TextOptions(msgspec.Struct):
     """How the answer should be."""
 
-    format: Annotated[Json, not_served({"type": "text"})] = None
+    format: TextFormat | None = None
 
 
 class ResponsesBody(RequestFields, kw_only=True):
@@ -119,24 +121,22 @@ class ResponsesBody(RequestFields, kw_only=True):
 
 def to_tools(req: ResponsesBody) -> tuple[Offered, list[str]]:
     """The tools that the request offers, and the kinds of those that are left out, since they are no functions."""
-    tools: list[dict[str, Json]] = []
+    shown: list[dict[str, Json]] = []
+    tools: list[Tool] = []
     others: list[str] = []
     for i, tool in enumerate(req.tools or ()):
         if tool.get("type") != "function":
             others.append(str(tool.get("type")))
             continue
-        check_function(tool, f"tools[{i}]")
-        shown = ("name", "description", "parameters")
-        function = {key: tool[key] for key in shown if tool.get(key) is not None}
-        tools.append({"type": "function", "function": function})
+        tools.append(to_tool(tool, f"tools[{i}]"))
+        function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        shown.append({"type": "function", "function": function})
     max_calls = 1 if req.parallel_tool_calls is False else None
-    return offer(tools, is_off=is_off(req.tool_choice, "tool_choice"), max_calls=max_calls), others
+    return offer(shown, tools, to_choice(req.tool_choice, "tool_choice"), max_calls), others
 
 
 def to_conversation(req: ResponsesBody, tools: Offered) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
-    if req.text is not None:
-        refuse_not_served(req.text, "text")
     for i, what in enumerate(req.include or ()):
         if what == "message.output_text.logprobs":
             raise InvalidRequest(f"`include[{i}]` {what} is not supported.", f"include[{i}]")

@@ -3,6 +3,7 @@
 Types and ranges stand in the structs; msgspec checks them while it parses and names the path of a wrong field.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -26,6 +27,8 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
 MAX_BIASED_IDS = 1024  # of a request
 
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
 
 def not_served(*neutral: Json) -> Meta:
     """Mark a field that clients know and we do not serve: any value but null and these is refused by its name."""
@@ -34,6 +37,26 @@ def not_served(*neutral: Json) -> Meta:
         description=" or ".join(["Not served: null", *(msgspec.json.encode(value).decode() for value in neutral)]),
         extra={"neutral": tuple((type(value), value) for value in neutral)},
     )
+
+
+SchemaText = str | dict[str, Json]
+"""A JSON Schema, or its JSON text."""
+Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1024)]
+
+
+class StructuredOutputs(msgspec.Struct):
+    """The form of the answer: exactly one of the served fields."""
+
+    json: SchemaText | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Choices | None = None
+
+    structural_tag: Annotated[Json, not_served()] = None
+    whitespace_pattern: Annotated[Json, not_served()] = None
+    disable_any_whitespace: Annotated[Json, not_served(False)] = None
+    disable_additional_properties: Annotated[Json, not_served(False)] = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -55,18 +78,18 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None  # two names of one switch: what matched stays in the text
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    json_schema: SchemaText | None = None  # the form of the answer, under SGLang's names: see constrained.py [R35]
+    regex: str | None = None
+    ebnf: str | None = None
+    structured_outputs: StructuredOutputs | None = None  # and under vLLM's, the newer and the older ones
+    guided_json: SchemaText | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Choices | None = None
 
     n: Annotated[Json, not_served(1)] = None
     bad_words: Annotated[Json, not_served([])] = None
-    regex: Annotated[Json, not_served()] = None
-    ebnf: Annotated[Json, not_served()] = None
-    json_schema: Annotated[Json, not_served()] = None
     structural_tag: Annotated[Json, not_served()] = None
-    structured_outputs: Annotated[Json, not_served()] = None
-    guided_json: Annotated[Json, not_served()] = None
-    guided_regex: Annotated[Json, not_served()] = None
-    guided_choice: Annotated[Json, not_served()] = None
-    guided_grammar: Annotated[Json, not_served()] = None
 
 
 def refuse_not_served(fields: msgspec.Struct, at: str = "") -> None:
@@ -138,7 +161,7 @@ def _logit_bias(given: Mapping[str, float], vocab_size: int, at: str) -> tuple[t
     """JSON has the ids as strings: their digits, in the one way that numbers are written."""
     for key in given:
         path = join(at, key)
-        if not (key.isascii() and key.isdigit() and str(int(key)) == key):
+        if not _ID.fullmatch(key):
             raise InvalidRequest(f"`{path}`: the keys of `{at}` are token ids.", path)
         _check_token(int(key), vocab_size, path)
     return tuple((int(key), bias) for key, bias in given.items())

@@ -11,6 +11,7 @@ CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "hi"}]
 GOOD = {CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"}}
 DEEP = b"[" * 100_000 + b"]" * 100_000
+NESTED = json.loads('{"a": ' * 80 + "1" + "}" * 80)
 
 
 async def refused(client: Client, path: str, body, param: str | None) -> str:
@@ -80,6 +81,19 @@ SAMPLING = [
     ("stop", "x" * 1025),
     ("stop", "é" * 513),
     ("stop", ["x"] * 17),
+    ("frequency_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", True),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", -2.1),
+    ("presence_penalty", "0"),
+    ("repetition_penalty", 0),  # a divisor
+    ("repetition_penalty", -1),
+    ("repetition_penalty", 2.1),
+    ("logit_bias", [1]),
+    ("logit_bias", {str(id): 1 for id in range(1025)}),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [1] * 1025),
     ("no_stop_trim", 1),
     ("include_stop_str_in_output", "yes"),
 ]
@@ -89,6 +103,18 @@ SAMPLING_DEEP = [
     ({"stop_token_ids": [1, 1000]}, "stop_token_ids[1]"),
     ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"logit_bias": {"5": 1, "9999999": 5}}, "logit_bias.9999999"),  # F-G7
+    ({"logit_bias": {"1000": 5}}, "logit_bias.1000"),
+    ({"logit_bias": {"-1": 5}}, "logit_bias.-1"),
+    ({"logit_bias": {"05": 5}}, "logit_bias.05"),
+    ({"logit_bias": {"٣": 5}}, "logit_bias.٣"),
+    ({"logit_bias": {"dog": 5}}, "logit_bias.dog"),
+    ({"logit_bias": {"9" * 5000: 5}}, "logit_bias." + "9" * 5000),
+    ({"logit_bias": {"5": 100.1}}, "logit_bias[...]"),
+    ({"logit_bias": {"5": -101}}, "logit_bias[...]"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias[...]"),
+    ({"allowed_token_ids": [1, 1000]}, "allowed_token_ids[1]"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
     ({"stop": ["x", ""]}, "stop[1]"),
     ({"stop": ["x", "y" * 1025]}, "stop[1]"),
     ({"stop": ["x", 1]}, "stop[1]"),
@@ -99,22 +125,42 @@ NOT_SERVED = [
     ("n", 0),
     ("n", 5_000_000),  # F-G4
     ("n", True),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", -1),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {"9999999": 5}),  # F-G7
-    ("regex", "a+"),
-    ("ebnf", "root ::= 'a'"),
-    ("json_schema", "{}"),
-    ("structured_outputs", {"json": {}}),
-    ("guided_json", {}),
+    ("bad_words", ["x"]),
+    ("structural_tag", {"triggers": []}),
+]
+# Of the form that the answer must have: what says nothing, cannot be read, or cannot be enforced. [R35]
+BAD_FORMS = [
+    ({"regex": ""}, "regex"),
+    ({"regex": 5}, "regex"),
+    ({"regex": "x" * 65_537}, "regex"),
+    ({"ebnf": "root ::= ("}, "ebnf"),
+    ({"ebnf": "root ::= " + "(" * 20_000}, "ebnf"),
+    ({"json_schema": "{"}, "json_schema"),
+    ({"json_schema": "[]"}, "json_schema"),
+    ({"json_schema": {"not": {}}}, "json_schema.not"),
+    ({"json_schema": {"properties": {"a": {"items": [{}]}}}}, "json_schema.properties.a.items"),
+    ({"json_schema": {"anyOf": [{}, {"$ref": "#/$defs/a"}]}}, "json_schema.anyOf[1].$ref"),
+    ({"json_schema": {"$ref": "https://example.org/schema.json"}}, "json_schema.$ref"),
+    ({"json_schema": {"$ref": "#"}}, "json_schema"),
+    ({"json_schema": {"anyOf": [{"type": "text"}]}}, "json_schema.anyOf[0].type"),
+    ({"json_schema": NESTED}, "json_schema"),  # F-G11
+    ({"json_schema": {"enum": list(range(5000))}}, "json_schema"),
+    ({"guided_json": {"type": []}}, "guided_json.type"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+    ({"structured_outputs": {"json": {"if": {}}}}, "structured_outputs.json.if"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+    ({"regex": "a", "guided_regex": "b"}, "guided_regex"),
+    ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+    ({"json_schema": {}, "regex": "a"}, "regex"),
 ]
 
 
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [*(({name: value}, name) for name, value in SAMPLING + NOT_SERVED), *SAMPLING_DEEP],
+    [*(({name: value}, name) for name, value in SAMPLING + NOT_SERVED), *SAMPLING_DEEP, *BAD_FORMS],
     ids=lambda value: str(value)[:40],
 )
 async def test_a_sampling_field_out_of_its_range_is_refused_by_its_path(client, path, fields, param):
@@ -153,7 +199,12 @@ async def test_a_sampling_field_out_of_its_range_is_refused_by_its_path(client, 
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"echo": True}, "echo"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
+         "response_format.json_schema.schema.properties.a.not"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -174,7 +225,18 @@ def tool(**function) -> dict:
 
 
 ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
-NESTED = json.loads('{"a": ' * 80 + "1" + "}" * 80)
+SCHEMA = "tools[0].function.parameters"
+BAD_PARAMETERS = [
+    ({"type": "array"}, ""),
+    ({"properties": {"a": {"uniqueItems": True}}}, ".properties.a.uniqueItems"),
+    ({"properties": {"a": {"enum": []}}}, ".properties.a.enum"),
+    ({"properties": {"a": {"enum": ["<arg_key>"]}}}, ".properties.a"),  # no text spells a tag
+    ({"properties": {"a": False}, "required": ["a"]}, ".properties.a"),
+    ({"properties": {" a": {}}}, ""),  # what the model writes as a key is stripped
+    ({"anyOf": [{"required": ["a"]}]}, ".anyOf"),
+    ({"properties": {f"a{i}": {} for i in range(65)}}, ""),
+    ({"properties": {"a": {"type": "object", "minProperties": 2}}}, ".properties.a.minProperties"),
+]
 
 
 @pytest.mark.parametrize(
@@ -223,15 +285,22 @@ NESTED = json.loads('{"a": ' * 80 + "1" + "}" * 80)
             for n in (None, 5, "", " f", "x" * 129)
         ),
         ({"messages": HI, "tools": [tool(name="f", parameters=[])]}, "tools[0].function.parameters"),
-        ({"messages": HI, "tools": [tool(name="f", strict=True)]}, "tools[0].function.strict"),
+        ({"messages": HI, "tools": [tool(name="f", strict="yes")]}, "tools[0].function.strict"),
         ({"messages": HI, "tools": [tool(name="f", parameters=NESTED)]}, "tools[0].function"),
         ({"messages": HI, "tools": [tool(name="f")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "required"}, "tool_choice"),
-        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": tool(name="f")}, "tool_choice"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "any"}, "tool_choice"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": tool(name="g")}, "tool_choice"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
+        *(
+            ({"messages": HI, "tools": [tool(name="f", strict=True, parameters=parameters)]}, f"{SCHEMA}{where}")
+            for parameters, where in BAD_PARAMETERS
+        ),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "required", "regex": "a"}, "regex"),
+        ({"messages": HI, "tools": [tool(name="f", strict=True)], "ebnf": 'root ::= "a"'}, "ebnf"),
         ({"messages": HI, "functions": [{"name": 5}]}, "functions[0].name"),
         ({"messages": HI, "functions": [{"name": "f"}], "tools": [tool(name="f")]}, "functions"),
-        ({"messages": HI, "functions": [{"name": "f"}], "function_call": {"name": "f"}}, "function_call"),
+        ({"messages": HI, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"messages": HI, "top_logprobs": 100_000}, "top_logprobs"),  # F-G5
         ({"messages": HI, "reasoning_effort": "extreme"}, "reasoning_effort"),  # F-F3
         ({"messages": HI, "reasoning": {"effort": "extreme"}}, "reasoning.effort"),
