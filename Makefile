@@ -20,7 +20,7 @@ NATIVE_STAMP := $(VENV)/.native
 NATIVE_BUILD := build/native/build.ninja
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
-.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways agents
 
 venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
@@ -87,6 +87,13 @@ gateways: venv
 	$(PYTHON) -m venv build/gateways
 	build/gateways/bin/pip install --quiet sglang-router==0.3.2 smg==1.13.0
 	$(BIN)/python -m tests.gateways.run build/gateways/bin
+
+# The agents that people use, each through a tool loop against a daemon, where nothing but the loopback can be reached;
+# not in CI, because it installs these: a gigabyte.
+agents: venv
+	npm install --prefix build/agents --no-audit --no-fund --ignore-scripts --loglevel=error \
+	    @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33
+	unshare --map-root-user --net $(BIN)/python -m tests.agents.run build/agents/node_modules/.bin
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
