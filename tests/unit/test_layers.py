@@ -25,14 +25,15 @@ LAYERS = {
     "server": Layer(may=("config", "obs", "chat", "front", "_native"), never=("torch",)),
     "chat": Layer(may=("config",), never=("asyncio", "torch")),
     "text": Layer(may=("config", "_native"), never=("torch",)),
-    "front": Layer(may=("config", "obs", "ipc", "chat", "text", "_native"), never=("aiohttp", "torch")),
+    "front": Layer(may=("config", "obs", "ipc", "chat", "text", "grammar", "_native"), never=("aiohttp", "torch")),
     "ipc": Layer(may=("_native",), never=("asyncio", "aiohttp", "torch")),
+    "grammar": Layer(may=(), never=("asyncio", "aiohttp", "torch")),
     "kv": Layer(may=("_native",), never=("torch",)),
     "sched": Layer(
-        may=("config", "kv", "_native", "ipc.batch", "ipc.records"),
+        may=("config", "kv", "grammar", "_native", "ipc.batch", "ipc.records"),
         never=("torch", "asyncio", "threading", "multiprocessing", "time", "datetime"),  # integers in, Batch out
     ),
-    "worker": Layer(may=("config", "obs", "ipc", "kv", "sched", "runner", "_native"), never=("aiohttp",)),
+    "worker": Layer(may=("config", "obs", "ipc", "kv", "sched", "runner", "grammar", "_native"), never=("aiohttp",)),
     "runner": Layer(may=("config", "obs", "ipc.batch", "ipc.records", "ipc.mailbox", "model", "nano"), never=("aiohttp",)),
     "model": Layer(may=("config",), never=("aiohttp",)),
     "obs": Layer(may=("config",), never=("aiohttp", "torch")),
