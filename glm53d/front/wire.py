@@ -159,10 +159,10 @@ def _grammar_kind(sampling: SamplingParams) -> GrammarKind:
 
 def _bias(sampling: SamplingParams) -> np.ndarray:
     """BIAS entries. Ids that alone are allowed have one each, be it 0."""
-    pairs = sampling.logit_bias
+    pairs = list(sampling.logit_bias)
     if sampling.allowed_ids:
         given = dict(pairs)
-        pairs = tuple((id, given.get(id, 0.0)) for id in sampling.allowed_ids)
+        pairs = [(id, given.get(id, 0.0)) for id in sampling.allowed_ids]
     return np.array(pairs, BIAS)
 
 

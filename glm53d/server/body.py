@@ -27,6 +27,7 @@ MAX_DEPTH = 64
 
 # "Expected `str`, got `int` - at `$.messages[0].role`": how msgspec says what is wrong and where.
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"contains unknown field `(?P<field>.+)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
@@ -106,6 +107,9 @@ def _wrong_field(message: str, at: str) -> InvalidRequest:
     if missing := _MISSING.search(found["what"]):
         path = join(path, missing["field"])
         return InvalidRequest(f"`{path}` is required.", path)
+    if unknown := _UNKNOWN.search(found["what"]):
+        path = join(path, unknown["field"])
+        return InvalidRequest(f"`{path}` is not known.", path)
     what = found["what"][:1].lower() + found["what"][1:]
     return InvalidRequest(f"`{path}`: {what}." if path else f"The body: {what}.", path or None)
 

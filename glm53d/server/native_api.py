@@ -1,7 +1,7 @@
 """/generate: text or ids in, text and ids out; the native API, with SGLang's field names.
 
 Events of a stream are deltas: each has only its new `text` and `output_ids`. The last one has `meta_info` and no text,
-then comes [DONE]. A plain answer has all three at once.
+then comes [DONE]. With `return_logprob` each has the logprobs of its own tokens too. A plain answer has all three at once.
 
 A batch, that is several prompts or n of one, is answered by a list: answer j to prompt i stands at i * n + j, and a
 stream's events say as their `index` which one they belong to.
@@ -18,9 +18,10 @@ from msgspec import Meta
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
-from glm53d.front.job import Finish, Frame, Job, OutSpec, SamplingParams
+from glm53d.front.job import Finish, Frame, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
 from glm53d.server.constrained import constrain, to_content
+from glm53d.server.logprobs import Native, TokenNames, Tokens, TopLogprobs, needs
 from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
 from glm53d.server.routing import DpRank, Room, routing
@@ -28,6 +29,7 @@ from glm53d.server.sampling import (
     Count,
     Int32,
     SamplingFields,
+    Seed,
     Timeout,
     TokenId,
     not_served,
@@ -38,9 +40,10 @@ from glm53d.server.sampling import (
 T = TypeVar("T")
 
 
-class NativeSampling(SamplingFields, kw_only=True):
-    """`sampling_params` of a request."""
+class NativeSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params` of a request. Unknown ones are refused, as in SGLang."""
 
+    sampling_seed: Seed | None = None  # SGLang's name; counts before `seed`
     n: Annotated[int, Meta(ge=1, le=16)] | None = None  # [R20]
     max_new_tokens: Count | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -62,10 +65,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     prompt_cache_key: str | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: none of the prompt
+    top_logprobs_num: TopLogprobs | None = None
+    return_text_in_logprobs: bool | None = None
 
-    return_logprob: Annotated[Json, not_served(False)] = None
-    logprob_start_len: Annotated[Json, not_served(-1)] = None
-    top_logprobs_num: Annotated[Json, not_served(0)] = None
     token_ids_logprob: Annotated[Json, not_served()] = None
     return_hidden_states: Annotated[Json, not_served(False)] = None
     input_embeds: Annotated[Json, not_served()] = None
@@ -112,10 +116,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
             routing=where,
         )
         for j in range(n):
-            answers.append(_Answer(base, fields, j, len(answers) if is_list else None, is_streamed=bool(req.stream)))
+            answers.append(_Answer(req, base, fields, j, len(answers) if is_list else None, engine))
     if req.stream:
-        parts = [exchange.Answer(answer.job, answer.last) for answer in answers]
-        return await exchange.streamed_all(request, parts, n)
+        return await exchange.streamed_all(request, [answer.streamed() for answer in answers], n)
     finishes = await exchange.plain_all(request, [answer.job for answer in answers], n)
     said = [answer.plain(finish) for answer, finish in zip(answers, finishes, strict=True)]
     return body.json_response(body.encode(said if is_list else said[0]))
@@ -124,27 +127,57 @@ async def generate(request: web.Request) -> web.StreamResponse:
 class _Answer:
     """One answer, the j-th to its prompt; index: its place in a list, None: it stands alone."""
 
-    def __init__(self, base: Job, params: NativeSampling, j: int, index: int | None, *, is_streamed: bool):
+    def __init__(
+        self, req: GenerateBody, base: Job, params: NativeSampling, j: int, index: int | None, engine: Engine
+    ):
         self._head: dict[str, Json] = {} if index is None else {"index": index}
+        self._tokens = Tokens()
+        self._logprobs: Native | None = None
+        if base.sampling.top_logprobs is not None:
+            names = TokenNames(engine, skip_special=params.skip_special_tokens is not False)
+            with_top, with_text = base.sampling.top_logprobs > 0, bool(req.return_text_in_logprobs)
+            self._logprobs = Native(names, with_top=with_top, with_text=with_text)
+        is_framed = bool(req.stream) and self._logprobs is None
         start = b"data: {" + (b"" if index is None else b'"index":%d,' % index)
         self.job = replace(
             base,
             sampling=sampling_of(base.sampling, j),
             out=OutSpec(
-                content=Frame(start + _TEXT, _END) if is_streamed else None,
-                with_ids=True,
+                content=Frame(start + _TEXT, _END) if is_framed else None,
+                with_ids=self._logprobs is None,
+                all_python=bool(req.stream) and not is_framed,
                 skip_special_tokens=params.skip_special_tokens is not False,
             ),
         )
 
-    def last(self, finish: Finish) -> bytes:
-        """The event that says how it ended."""
-        said = self._head | {"text": "", "output_ids": []} | _meta_info(self.job, finish)
-        return b"data: " + body.encode(said) + b"\n\n"
+    def streamed(self) -> exchange.Answer:
+        """It as a part of a stream."""
+        return exchange.Answer(self.job, self._last, None if self._logprobs is None else self._frame)
+
+    def _frame(self, _: bytes, pieces: Pieces) -> bytes:
+        """An event with the tokens that came, and their logprobs."""
+        assert self._logprobs is not None
+        found, names = self._tokens.feed(pieces), self._logprobs.names
+        if not found:
+            return b""
+        prompt = [token for _, token in found if token.is_prompt]
+        output = [token for _, token in found if not token.is_prompt]
+        text = "".join(piece if isinstance(piece, str) else names.text(piece) for said, _ in found for piece in said)
+        meta = {"id": self.job.rid} | self._logprobs.of(prompt, output)
+        return self._event({"text": text, "output_ids": [token.id for token in output], "meta_info": meta})
+
+    def _last(self, finish: Finish) -> bytes:
+        return self._event({"text": "", "output_ids": [], "meta_info": _meta_info(self.job, finish)})
+
+    def _event(self, said: dict[str, Json]) -> bytes:
+        return b"data: " + body.encode(self._head | said) + b"\n\n"
 
     def plain(self, finish: Finish) -> dict[str, Json]:
         """All of it at once."""
-        return {"text": finish.text, "output_ids": finish.output_ids.tolist()} | _meta_info(self.job, finish)
+        meta = _meta_info(self.job, finish)
+        if self._logprobs is not None:
+            meta |= self._logprobs.of(finish.prompt_logprobs, finish.logprobs)
+        return {"text": finish.text, "output_ids": finish.output_ids.tolist(), "meta_info": meta}
 
 
 def _prompts(req: GenerateBody) -> tuple[list[tuple[str, Any]], bool]:
@@ -171,6 +204,8 @@ def _of_each(value: T | list[T], prompts: Sized, is_batch: bool, at: str) -> lis
 
 
 def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine) -> SamplingParams:
+    if params.sampling_seed is not None:
+        params = msgspec.structs.replace(params, seed=params.sampling_seed)
     sampling = to_sampling(
         params,
         max_tokens=params.max_new_tokens,
@@ -180,13 +215,20 @@ def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine
         vocab_size=engine.vocab.size,
         at=at,
     )
+    for name, value in (("top_logprobs_num", req.top_logprobs_num), ("return_text_in_logprobs", req.return_text_in_logprobs)):
+        needs("return_logprob", bool(req.return_logprob), name, value)
+    start = req.logprob_start_len if req.logprob_start_len is not None and req.logprob_start_len >= 0 else None
+    if start is not None and not req.return_logprob:
+        raise InvalidRequest("`logprob_start_len` needs `return_logprob`.", "logprob_start_len")
+    if req.return_logprob:
+        sampling = replace(sampling, top_logprobs=req.top_logprobs_num or 0, logprob_start=start)
     return constrain(sampling, to_content(params, None, "", at), None, engine, in_chat=False)
 
 
 def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:
     """`meta_info`, of the plain answer and of the last event of a stream. Latencies are in seconds. [R24]"""
     usage = finish.usage
-    meta = {
+    return {
         "id": job.rid,
         "finish_reason": _finish_reason(finish),
         "prompt_tokens": usage.prompt_tokens,
@@ -197,7 +239,6 @@ def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:
         "first_token_latency": finish.first_token_latency,
         "decode_throughput": finish.decode_throughput,
     }
-    return {"meta_info": meta}
 
 
 def _finish_reason(finish: Finish) -> dict[str, Json]:

@@ -20,6 +20,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1)]
 Budget = Annotated[int, Meta(ge=0)]
 Timeout = Annotated[float, Meta(gt=0, le=1e6)]  # seconds
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -71,13 +72,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASED_IDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BIASED_IDS)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Seed | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=16)] | None = None  # [R40]
     no_stop_trim: bool | None = None  # two names of one switch: what matched stays in the text
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # of tokenizers of another kind: here it changes nothing
     json_schema: SchemaText | None = None  # the form of the answer, under SGLang's names: see constrained.py [R35]
     regex: str | None = None
     ebnf: str | None = None
@@ -89,6 +91,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     n: Annotated[Json, not_served(1)] = None
     bad_words: Annotated[Json, not_served([])] = None
+    stop_regex: Annotated[Json, not_served([])] = None
+    custom_params: Annotated[Json, not_served()] = None
+    logits_processors: Annotated[Json, not_served([])] = None
+    use_beam_search: Annotated[Json, not_served(False)] = None
+    length_penalty: Annotated[Json, not_served(1, 1.0)] = None
     structural_tag: Annotated[Json, not_served()] = None
 
 

@@ -1,0 +1,35 @@
+"""What the rows of the ranks' sampling tables begin with: biases and penalties of requests that have any. [R36]"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from glm53d.ipc.batch import Batch
+from glm53d.ipc.records import ONLY_BIASED, TABLE_INIT
+from glm53d.sched.req import Req
+
+
+def add_tables(batch: Batch, sequences: Sequence[tuple[Req, np.ndarray]], vocab_size: int) -> None:
+    """Put into a batch all that ranks must know of these requests' rows, given each one's prompt and output so far.
+
+    A prompt is said by its distinct ids, and only for a repetition penalty: the others look at outputs alone.
+    """
+    batch.tables = np.zeros(len(sequences), TABLE_INIT)
+    rows, biases, said = [], [], []
+    for table, (req, tokens) in zip(batch.tables, sequences, strict=True):
+        table["slot"], table["row"] = req.slot, req.table_row
+        table["base_bias"] = -np.inf if req.head["flags"] & ONLY_BIASED else 0.0
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty"):
+            table[name] = req.head[name]
+        rows.append(np.full(len(req.logit_bias), req.table_row, np.int32))
+        biases.append(req.logit_bias)
+        if req.is_penalised:
+            counts = 2 * np.bincount(tokens[req.num_prompt_ids :], minlength=vocab_size)
+            if req.head["repetition_penalty"] != 1.0:
+                counts[tokens[: req.num_prompt_ids]] |= 1
+            ids = np.flatnonzero(counts)
+            said.append(np.stack([np.full(len(ids), req.table_row), ids, counts[ids]]).astype(np.int32))
+    entries = np.concatenate(biases)
+    batch.bias_row, batch.bias_id, batch.bias = np.concatenate(rows), entries["id"].copy(), entries["bias"].copy()
+    if said:
+        batch.said_row, batch.said_id, batch.said = np.concatenate(said, axis=1)
