@@ -31,26 +31,6 @@ UNTYPED: TEXT & /([^\x00-\x1F\s\d+\-_{{\["](?s:.*))?/ & ~/(?i:true|false|null)\s
 KEY: /[\p{{L}}_][\p{{L}}\p{{N}}_.\-]{{0,63}}/
 """
 
-# What a string of a format is, a little narrower than its standard; the engine has the same for JSON strings alone.
-_DATE = (
-    r"\d{4}-(0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|\d{4}-(0[469]|11)-(0[1-9]|[12]\d|30)|\d{4}-02-(0[1-9]|1\d|2[0-8])"
-)
-_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": rf"({_DATE})T{_TIME}",
-    "duration": r"P(\d{1,4}W|\d{1,4}D(T\d{1,4}H)?|T\d{1,4}[HMS]|\d{1,4}Y(\d{1,4}M(\d{1,4}D)?)?)",
-    "email": rf"[A-Za-z0-9_+\-]{{1,32}}(\.[A-Za-z0-9_+\-]{{1,32}})?@{_LABEL}(\.{_LABEL}){{1,3}}",
-    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",
-    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
-    "ipv6": r"([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|::([0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4}|::",
-    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "uri": r"[a-z][a-z0-9+.\-]{0,15}:[A-Za-z0-9\-._~:/?#@!$&'()*+,;=]{1,512}",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -234,8 +214,6 @@ class _Reader:
             every.append((f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/", False))
         if "pattern" in schema:
             every.append((regex_terminal(schema["pattern"], is_search=True), False))
-        if "format" in schema:
-            every.append((regex_terminal(_FORMATS[schema["format"]]), False))
         every += [self._strings(sub, seen) for sub in schema.get("allOf", ())]
         if "$ref" in schema:
             name = name_of(schema["$ref"])

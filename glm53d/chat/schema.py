@@ -10,6 +10,7 @@ Schemas come from clients: the work is bounded by MAX_NODES and MAX_DEPTH, and n
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,10 +24,39 @@ MAX_NODES = 4_000
 MAX_DEPTH = 64
 MAX_ROUNDS = 16  # of the search for references that have a value: one suffices unless cycles are nested
 
-FORMATS = frozenset(
-    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+_LEAP_YEAR = r"([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
+_MONTH_DAY = r"((0[13578]|1[02])-31|(0[13-9]|1[0-2])-(29|30)|(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))"
+_DATE = rf"([1-9][0-9]{{3}}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_N = "[0-9]{1,6}"
+_CLOCK = rf"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_H = "[0-9a-fA-F]{1,4}"
+_IPV6 = "|".join(
+    [f"({_H}:){{7}}{_H}", f"({_H}:){{1,7}}:", f":((:{_H}){{1,7}}|:)"]
+    + [f"({_H}:){{1,{7 - n}}}(:{_H}){{1,{n}}}" for n in range(1, 7)]
 )
-"""Formats that are enforced. The others are annotations, as JSON Schema says of all."""
+_URI_CHARS = r"([A-Za-z0-9\-._~:/?@!$&'()*+,;=]|%[0-9a-fA-F]{2})"
+
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": rf"{_DATE}T{_TIME}",
+    "duration": rf"P({_N}W|({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_CLOCK})?|{_CLOCK})",
+    "email": rf"[A-Za-z0-9_+\-]{{1,32}}(\.[A-Za-z0-9_+\-]{{1,32}})*@{_LABEL}(\.{_LABEL})+",
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "ipv6": _IPV6,
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.\-]*:{_URI_CHARS}+(#{_URI_CHARS}*)?",
+}
+"""Formats that are enforced, as expressions; the others are annotations, as JSON Schema says of all. Each allows what
+is valid by its standard and, of that, what is in use: no leap second, no year before 1000."""
+
+# ECMAScript's classes, by which JSON Schema's patterns go; the engine's own have all of Unicode's digits and letters.
+_ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
+_CLASS = re.compile(r"\\.", re.DOTALL)
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -143,6 +173,13 @@ class Document:
             elif key in _UNSUPPORTED:
                 if value not in _UNSUPPORTED[key]:
                     raise InvalidRequest(f"`{path}`: the keyword {key} cannot be enforced.", path)
+            elif key == "format":
+                if isinstance(value, str) and value in FORMATS:
+                    _add_pattern(out, f"^({FORMATS[value]})$")
+            elif key == "pattern":
+                if not isinstance(value, str):
+                    raise InvalidRequest(f"`{path}` must be a string.", path)
+                _add_pattern(out, _CLASS.sub(lambda found: _ASCII.get(found[0], found[0]), value))
             elif _is_kept(key, value, path):
                 out[key] = value
                 if key == "enum":
@@ -220,10 +257,6 @@ def _is_kept(key: str, value: Json, path: str) -> bool:
         good = isinstance(value, list) and all(isinstance(name, str) for name in value)
     elif key == "enum":
         good = isinstance(value, list) and bool(value)
-    elif key == "pattern":
-        good = isinstance(value, str)
-    elif key == "format":
-        return isinstance(value, str) and value in FORMATS
     else:
         return key == "const"
     if not good:
@@ -239,6 +272,13 @@ def _add_branches(out: dict[str, Json], key: str, branches: list[Json]) -> None:
         out.setdefault(key, []).extend(branches)
     else:
         out[key] = branches
+
+
+def _add_pattern(out: dict[str, Json], pattern: str) -> None:
+    if "pattern" in out:  # a format beside a pattern
+        out.setdefault("allOf", []).append({"pattern": pattern})
+    else:
+        out["pattern"] = pattern
 
 
 def _check_properties(schema: dict[str, Json], at: str) -> None:
