@@ -84,10 +84,8 @@ def grammar(source: str, at: str) -> Content:
     _check_size(source, at)
     try:
         lark = gbnf_to_lark.any_to_lark(source)
-    except (ValueError, gbnf_to_lark.GbnfToLarkError) as error:
+    except Exception as error:  # the converter has no class of its own for all that may be wrong, and it recurses
         raise InvalidRequest(f"`{at}` is no grammar: {str(error)[:200]}.", at) from None
-    except RecursionError:
-        raise InvalidRequest(f"`{at}` is nested too deeply.", at) from None
     return Content(lark, at)
 
 
