@@ -117,5 +117,5 @@ class Layer:
         x = x + attended
         normed = self.mlp_norm(x)
         if isinstance(self.mlp, Moe):
-            return x + self.mlp(normed, step.dp_num_tokens), chosen
+            return x + self.mlp(normed, step.dp_num_tokens, is_static=step.is_static), chosen
         return x + self.ranks.sum_heads(self.mlp(normed)), chosen

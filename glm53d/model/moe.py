@@ -36,31 +36,42 @@ class Moe:
         width = config.moe_intermediate_size * config.n_shared_experts
         self.shared = Mlp(checkpoint, prefix + "shared_experts.", layout.attn_part("the shared experts' width", width))
 
-    def __call__(self, x: Tensor, dp_num_tokens: Sequence[int]) -> Tensor:
-        """[num_tokens, hidden] of this rank's group -> the same; dp_num_tokens: how many each group has."""
-        part = self._routed(self.ranks.gather_tokens(x, dp_num_tokens))
+    def __call__(self, x: Tensor, dp_num_tokens: Sequence[int], *, is_static: bool) -> Tensor:
+        """[num_tokens, hidden] of this rank's group -> the same; dp_num_tokens: how many each group has.
+
+        is_static: no size may depend on who was chosen, so every expert sees every token.
+        """
+        part = self._routed(self.ranks.gather_tokens(x, dp_num_tokens), is_static)
         part[self.ranks.own(dp_num_tokens)] += self.shared(x)  # one sum over ranks for both
         return self.ranks.sum_all(part, dp_num_tokens)
 
-    def _routed(self, x: Tensor) -> Tensor:
+    def _routed(self, x: Tensor, is_static: bool) -> Tensor:
         """What this rank's experts give to each token."""
         # In float32 throughout: rounded scores would choose other experts.
         scores = F.linear(x.float(), self.gate).sigmoid()
         chosen = (scores + self.bias).topk(self.num_chosen, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
         weights = weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20))
-        return self._experts(x, chosen, weights)
+        by_choice = self._of_every_expert(x, chosen) if is_static else self._of_chosen_experts(x, chosen)
+        # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
+        return torch.bmm(weights.to(x.dtype)[:, None], by_choice)[:, 0]
 
-    def _experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Tokens sorted by expert, so that each expert is one product over its tokens."""
+    def _of_every_expert(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """[num_tokens, num_chosen, hidden]: what each chosen expert gives, zeros where it is another rank's."""
+        every = torch.stack([*(expert(x) for expert in self.experts), torch.zeros_like(x)])
+        is_mine = (chosen >= self.mine.start) & (chosen < self.mine.stop)
+        at = torch.where(is_mine, chosen - self.mine.start, len(self.experts))
+        return every[at, torch.arange(len(x), device=x.device)[:, None]]
+
+    def _of_chosen_experts(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The same, with tokens sorted by expert, so that each expert is one product over its own."""
         flat = chosen.flatten()
         counts = torch.bincount(flat, minlength=self.num_experts).tolist()
         mine, start = counts[self.mine], sum(counts[: self.mine.start])
         order = flat.argsort(stable=True)[start : start + sum(mine)]
         sorted_x = x[order // self.num_chosen].split(mine)
-        # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
         by_token = x.new_zeros(len(flat), x.shape[1])
         if len(order):
             out = torch.cat([expert(part) for expert, part in zip(self.experts, sorted_x, strict=True) if len(part)])
             by_token.index_copy_(0, order, out)
-        return torch.bmm(weights.to(x.dtype)[:, None], by_token.unflatten(0, chosen.shape))[:, 0]
+        return by_token.unflatten(0, chosen.shape)

@@ -92,6 +92,7 @@ class Step:
     logits_idx: Tensor  # [num_logits] tokens whose logits are wanted
     groups: list[Group]
     split: Split | None = None
+    is_static: bool = False  # no size in it may depend on a value: it is captured into a graph
 
 
 def plan_step(
@@ -129,6 +130,20 @@ def plan_step(
             groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
     locs = cache.locs_at(slot, position)
     return Step(input_ids, dp_num_tokens, dp_num_logits, position, locs, logits_idx, groups)
+
+
+def plan_static(
+    cache: KvCache, input_ids: Tensor, dp_num_tokens: list[int], slots: Tensor, positions: Tensor, context: int
+) -> Step:
+    """Lay out decoding tokens, each of which gives logits, in sizes that follow from the arguments' sizes alone.
+
+    Args:
+        slots, positions: [num_tokens] of this rank's, int64 on the device; no position is at or above context.
+    """
+    group = _gathered(cache, slice(0, len(slots)), slots, positions, context)
+    every = torch.arange(len(slots), device=slots.device)
+    locs = cache.locs_at(slots, positions)
+    return Step(input_ids, dp_num_tokens, dp_num_tokens, positions, locs, every, [group], is_static=True)
 
 
 def plan_split(

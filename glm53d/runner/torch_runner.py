@@ -25,6 +25,7 @@ from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner.base import Loaded, Progress
 from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
+from glm53d.runner.graphs import Backend, CudaGraphs, Graphs, SlotState
 from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox
 from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
@@ -92,6 +93,7 @@ class TorchRunner:
         self._mailbox: Mailbox | None = None
         self._driver: Driver | None = CudaDriver(self.device) if self.device.type == "cuda" else None
         self._upload: Upload | None = None
+        self.graph_backend: Backend | None = CudaGraphs() if self.device.type == "cuda" else None
         self._launched: deque[Launched] = deque()
 
     def load(self, progress: Progress) -> Loaded:
@@ -135,9 +137,10 @@ class TorchRunner:
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         max_ids = self.max_slots * (1 + num_drafts)
         pools_at = IdExchange.room_bytes(max_ids)
-        memory = self._shared_memory(pools_at + shape.memory_bytes(num_pages))
+        num_padding = int(self.graph_backend is not None)  # a page and a slot that no request ever has
+        memory = self._shared_memory(pools_at + shape.memory_bytes(num_pages + num_padding))
         self.cache = KvCache(
-            shape, memory[pools_at:], num_pages=num_pages, max_slots=self.max_slots,
+            shape, memory[pools_at:], num_pages=num_pages + num_padding, max_slots=self.max_slots + num_padding,
             max_context_len=context + 2 * num_drafts,
         )  # fmt: skip
         if self._driver is not None:
@@ -150,9 +153,13 @@ class TorchRunner:
                 self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
         tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
         self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
-        self.last_id = torch.zeros(self.max_slots, dtype=torch.int64, device=self.device)
-        self.drafts = torch.zeros(self.max_slots, num_drafts, dtype=torch.int64, device=self.device)
-        self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.drafts) if mtp is not None else None
+        self.state = SlotState.zeros(self.max_slots, num_drafts, self.device)
+        self.graphs: Graphs | None = None
+        if self.graph_backend is not None:
+            self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout)
+        self.drafter: Drafter | None = None
+        if mtp is not None:
+            self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.state.drafts)
         progress("kv cache", 100)
         return Loaded(num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read)
 
@@ -192,17 +199,10 @@ class TorchRunner:
     def _run(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
         """Of all groups' rows that sample: what was sampled [n, 1 + k], and how many drafts of it are accepted [n]."""
         num_sampled = int(np.count_nonzero(rows.sampled))
-        samples = torch.full((num_sampled, 1 + self.drafts.shape[1]), -1, device=self.device)
+        samples = torch.full((num_sampled, 1 + self.state.drafts.shape[1]), -1, device=self.device)
         if not batch.num_rows:
             return samples, samples[:, 0]
-        step = self._plan(batch, rows)
-        hidden = self.model.forward(step, self.cache)
-        if self.drafter is not None:
-            hidden = self.model.norm(hidden)  # of every token, for the MTP layer
-            states = hidden[step.logits_idx]
-        else:
-            states = self.model.norm(hidden[step.logits_idx])
-        logits = self.model.logits(self.model.at_owner(step, states), rows.dp_num_logits)
+        step, hidden, logits = self._forward(batch, rows)
         ids, num_accepted = samples[:0, 0], samples[:, 0]
         if num_sampled:
             slots = np.repeat(rows.slot[rows.owned], rows.num_logits[rows.owned])
@@ -210,21 +210,38 @@ class TorchRunner:
             ids = self.share_ids(own_ids, rows.dp_num_logits)
             count = rows.num_logits[rows.sampled]
             samples[self._index(np.repeat(np.arange(num_sampled), count)), self._index(within(count))] = ids
-            slot = self._index(rows.slot[rows.sampled])
+            slot, state = self._index(rows.slot[rows.sampled]), self.state
             fed = torch.from_numpy(rows.fed[rows.sampled]).to(self.device)
-            num_accepted = accepted(samples, self.drafts[slot], fed)
-            self.last_id[slot] = samples.gather(1, num_accepted[:, None])[:, 0]
-        if self.drafter is not None:
+            num_accepted = accepted(samples, self.state.drafts[slot], fed)
+            state.last_id[slot] = samples.gather(1, num_accepted[:, None])[:, 0]
+            prompt_len = self._index(np.where(rows.fed, -1, rows.seq_len)[rows.sampled])
+            state.length[slot] = torch.where(prompt_len < 0, state.length[slot] + num_accepted, prompt_len) + 1
+        if self.drafter is not None and step is not None:
             self.drafter.draft(rows, step, hidden, ids, num_accepted)
         return samples, num_accepted
+
+    def _forward(self, batch: Batch, rows: Rows) -> tuple[Step | None, Tensor, Tensor]:
+        """The step as the model sees it, which the drafter wants; of this group's tokens the states behind the last
+        layer, or with drafts behind the last norm; and logits of the rows that want them, at their owner."""
+        key = self.graphs.choose(rows) if self.graphs is not None and batch.mode is Mode.DP else None
+        step = self._plan(batch, rows) if key is None or self.drafter is not None else None
+        if key is not None and self.graphs is not None:
+            return step, *self.graphs.run(key, rows)
+        assert step is not None
+        hidden = self.model.forward(step, self.cache)
+        if self.drafter is not None:
+            hidden = self.model.norm(hidden)  # of every token, for the MTP layer
+            states = hidden[step.logits_idx]
+        else:
+            states = self.model.norm(hidden[step.logits_idx])
+        return step, hidden, self.model.logits(self.model.at_owner(step, states), rows.dp_num_logits)
 
     def _plan(self, batch: Batch, rows: Rows) -> Step:
         input_ids = self._index(batch.input_ids)
         if rows.fed.any():
             tokens = last_tokens(rows.ends[rows.fed], rows.extend_len[rows.fed])
             slot = self._index(rows.slot[rows.fed])
-            fed_ids = torch.cat([self.last_id[slot, None], self.drafts[slot]], 1)
-            input_ids.index_copy_(0, self._index(tokens), fed_ids.flatten())
+            input_ids.index_copy_(0, self._index(tokens), self.state.inputs(slot).flatten())
         if batch.mode is Mode.CP:
             return plan_split(
                 self.cache, input_ids, rows.dp_num_tokens, self.layout.attn_dp_rank, int(batch.row_dp_rank[0]),

@@ -19,6 +19,7 @@ from tests.model.world import Alone, ServedWorld, serve
 NUM_NEW = 16
 GREEDY: dict[str, float] = {}
 SEEDED = {"temperature": 0.8, "top_p": 0.95}
+PENALISED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.3}
 
 
 def config_of(folder: Path, num_draft_tokens: int, num_pages: int = 128) -> Config:
@@ -57,7 +58,7 @@ def test_output_with_drafts_is_output_without(seed, tmp_path):
     """Chunked prompts, prefix hits and, in a small pool, retractions; real drafts, and drafts that are often right."""
     rng = random.Random(seed)
     make_checkpoint(tmp_path, seed)
-    sampling = SEEDED if seed % 2 else GREEDY
+    sampling = (SEEDED if seed % 2 else GREEDY) | (PENALISED if seed % 3 else {})
     plain = served(config_of(tmp_path, 0))
     expected = serve(plain, seed, NUM_NEW, **sampling)
     longest = max(len(plain.prompts[handle]) + len(plain.received[handle]) for handle in plain.prompts)
@@ -85,7 +86,7 @@ def test_a_good_mtp_layer_saves_most_steps_and_a_last_id_is_read_once(tmp_path):
     def poisoning(batch, rows):
         step = plan(batch, rows)
         assert (step.input_ids >= 0).all()
-        runner.last_id[rows.slot[rows.fed]] = -1
+        runner.state.last_id[rows.slot[rows.fed]] = -1
         return step
 
     runner._plan = poisoning

@@ -20,6 +20,7 @@ from glm53d.ipc.mailbox import MailboxEnds
 from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE
 from glm53d.ipc.segment import Segment
 from glm53d.runner.base import Loaded
+from glm53d.runner.graphs import Eager
 from glm53d.runner.torch_runner import TorchRunner
 from glm53d.worker.leader import merge
 from tests.helpers.sched_world import SchedWorld
@@ -43,13 +44,13 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
-        """Raises what a rank raises."""
+    def load(self, config: Config, max_slots: int, tokenizer_size: int, *, graphs: bool = False) -> list[Loaded]:
+        """Raises what a rank raises. graphs: decoding steps are padded and replayed, as on a GPU."""
         signals, memories = mailbox.create(WORLD, self.size)
         segments = [signals, *memories]
         with tempfile.TemporaryDirectory() as folder:
             for pipe, process in zip(self._pipes, self._processes, strict=True):
-                pipe.send(("load", config, max_slots, tokenizer_size, Path(folder), len(segments)))
+                pipe.send(("load", config, max_slots, tokenizer_size, Path(folder), len(segments), graphs))
                 for segment in segments:
                     reduction.send_handle(pipe, segment.fd, process.pid)
             return self._answers()
@@ -93,10 +94,11 @@ def _rank_main(rank: int, pipe: Connection) -> None:
             if message[0] == "load":
                 if runner is not None:
                     runner.close()
-                _, config, max_slots, tokenizer_size, rendezvous, num_segments = message
+                _, config, max_slots, tokenizer_size, rendezvous, num_segments, graphs = message
                 signals, *memories = (Segment.attach(reduction.recv_handle(pipe)) for _ in range(num_segments))
                 ends = MailboxEnds.open(signals, memories, WORLD, rank)
                 runner = TorchRunner(config, rank, max_slots, tokenizer_size, rendezvous, mailbox_ends=ends)
+                runner.graph_backend = Eager() if graphs else None
                 pipe.send(runner.load(lambda phase, percent: None))
             elif message[0] == "call":
                 pipe.send(message[1](runner, *message[2]))
@@ -115,8 +117,9 @@ class Alone:
 
     size = 1
 
-    def load(self, config: Config, max_slots: int, tokenizer_size: int) -> list[Loaded]:
+    def load(self, config: Config, max_slots: int, tokenizer_size: int, *, graphs: bool = False) -> list[Loaded]:
         self.runner = TorchRunner(config, 0, max_slots, tokenizer_size)
+        self.runner.graph_backend = Eager() if graphs else None
         return [self.runner.load(lambda phase, percent: None)]
 
     def step(self, batch: Batch) -> list[StepResult]:
@@ -127,10 +130,10 @@ class Alone:
 class ServedWorld(SchedWorld):
     """The real scheduler over real ranks. What it has seen of batches is counted, so that a test can ask for it."""
 
-    def __init__(self, ranks: Ranks | Alone, config: Config, vocab: int):
+    def __init__(self, ranks: Ranks | Alone, config: Config, vocab: int, *, graphs: bool = False):
         max_running = config.scheduler.max_running_requests
         self.ranks = ranks
-        self.loaded = ranks.load(config, max_running, vocab)[0]
+        self.loaded = ranks.load(config, max_running, vocab, graphs=graphs)[0]
         super().__init__(
             vocab=vocab,
             attn_dp_size=config.parallel.attn_dp_size,
@@ -139,6 +142,7 @@ class ServedWorld(SchedWorld):
             max_context_len=self.loaded.max_context_len,
             max_running=max_running,
             max_step_tokens=config.scheduler.max_step_tokens,
+            max_biased=config.scheduler.max_biased_requests,
             num_draft_tokens=config.speculation.num_draft_tokens,
         )
         self.num_idle = self.num_mixed = self.num_split = 0
