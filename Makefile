@@ -17,10 +17,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_STAMP := $(VENV)/.installed
 NATIVE_STAMP := $(VENV)/.native
+AI_SDK := build/ai_sdk/.installed
 NATIVE_BUILD := build/native/build.ninja
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
-.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways agents
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways agents ai-sdk
 
 venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
@@ -52,10 +53,19 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint test-native
+# Best effort: without node, npm or its registry the tests of the AI SDK are skipped.
+$(AI_SDK): tests/ai_sdk/package-lock.json
+	mkdir -p $(@D)
+	cp tests/ai_sdk/*.json $(@D)
+	npm ci --prefix $(@D) --no-audit --no-fund --ignore-scripts --loglevel=error --fetch-retries=1 --fetch-timeout=30000 \
+	    && touch $@ || echo "The AI SDK is not installed"
+
+ai-sdk: $(AI_SDK)
+
+test: lint test-native ai-sdk
 	$(BIN)/pytest -q $(ARGS)
 
-test-all: lint test-native test-sanitized
+test-all: lint test-native test-sanitized ai-sdk
 	GLM53D_LONG=1 $(BIN)/pytest -q $(ARGS)
 
 # $(call native-tests,folder,CMake options)

@@ -158,6 +158,8 @@ def to_conversation(req: ResponsesBody, tools: Offered) -> Conversation:
 def _add(messages: list[dict[str, Json]], item: dict[str, Json], at: str) -> None:
     """Add an item to the history: as a message, or to the turn of the model that it is part of."""
     kind = item.get("type") or "message"
+    if kind == "item_reference":
+        raise InvalidRequest("Nothing is stored here to refer to: send items as they are (`store: false`).", at)
     if not isinstance(kind, str) or kind not in _ITEMS:
         raise InvalidRequest(f"`{at}.type` must be one of {', '.join(_ITEMS)}.", f"{at}.type")
     match body.convert(_ITEMS[kind], item, at):

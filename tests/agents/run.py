@@ -1,8 +1,8 @@
 """The agents that people use, each through a whole tool loop against a daemon: ask, call, run, result, answer.
 
 Run by `make agents`, which installs them, in a network namespace that has nothing but its loopback; not in CI. What the
-daemon answers is scripted: a call that writes a file, then, to its result, a sentence. Prints one line per check; exits 1
-if one failed.
+daemon answers is scripted: a call that writes a file, then, to its result, a sentence. Prints one line per check, and
+all that an agent has said if it failed; exits 1 then.
 """
 
 import json
@@ -118,8 +118,7 @@ def check(name: str, programs: Path, folder: Path) -> Iterator[tuple[str, bool]]
         yield f"ends well: exit code {code}", code == 0
         yield "its tool has run", (work / MARK).exists()
         yield "it has told the answer to the tool's result", ANSWER in said
-        for what, good in counted(daemon):
-            yield what, good
+        yield from counted(daemon)
         if code != 0 or ANSWER not in said:
             print(said)
 

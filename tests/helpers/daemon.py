@@ -95,10 +95,12 @@ def running(*overrides: str, config: str | None = None, log: Path) -> Iterator[D
 
 
 @contextlib.contextmanager
-def scripted(text: str, *, log: Path) -> Iterator[Daemon]:
-    """A ready daemon whose simulated engine gives this answer to all, at once."""
+def scripted(text: str, *, after_tools: str = "", log: Path) -> Iterator[Daemon]:
+    """A ready daemon whose simulated engine gives this answer to all, and that one to a tool's result, at once."""
     fast = ("sim.base_ms=0.2", "sim.per_prefill_token_us=1", "scheduler.debug_checks=true", "kv.page_size=16")
-    with running(*fast, f"sim.text={json.dumps(text, ensure_ascii=False)}", config="sim.toml", log=log) as daemon:
+    script = {"text": text, "after_tools": after_tools}
+    texts = [f"sim.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in script.items()]
+    with running(*fast, *texts, config="sim.toml", log=log) as daemon:
         yield daemon
 
 
