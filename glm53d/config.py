@@ -142,8 +142,7 @@ class Sim(Section, frozen=True):
     per_prefill_token_us: Annotated[float, doc("Time per prompt token.", ge=0)] = 20.0
     per_decode_row_us: Annotated[float, doc("Time per decoding request.", ge=0)] = 10.0
     text: Annotated[str, doc("What every request answers, control tokens spelled out; empty: ids drawn from the seed.")] = ""
-    after_tools: Annotated[str, doc("What one answers instead whose last message is a tool's; empty: the same.")] = ""
-    after_tools: Annotated[str, doc("What one answers instead whose last message is a tool's; empty: the same.")] = ""
+    after_tools: Annotated[str, doc("What one answers instead whose last message, as far as it was not cached, is a tool's; empty: the same.")] = ""
     num_pages: Annotated[int, doc("Pages of each simulated pool.", ge=1)] = 16384
     max_context_len: Annotated[int, doc("Prompt plus output at most.", ge=16)] = 262144
 

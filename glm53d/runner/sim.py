@@ -82,9 +82,6 @@ class SimRunner:
             self._after_tools[init["slot"]] = 0
         if self._sim.after_tools:
             self._note_roles(batch)
-            self._after_tools[init["slot"]] = 0
-        if self._sim.after_tools:
-            self._note_roles(batch)
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
@@ -124,13 +121,7 @@ class SimRunner:
         return Logprobs(rows[order].astype(np.int32), pairs[order])
 
     def _note_roles(self, batch: Batch) -> None:
-        """Whose message a prompt ends with. The last one is never cached: so it is among the tokens of some step."""
-        at = np.flatnonzero(np.isin(batch.input_ids, self._roles))
-        rows = np.searchsorted(np.cumsum(batch.row_extend_len), at, side="right")
-        self._after_tools[batch.row_slot[rows]] = batch.input_ids[at] == self._roles[1]  # of several the last counts
-
-    def _note_roles(self, batch: Batch) -> None:
-        """Whose message a prompt ends with. The last one is never cached: so it is among the tokens of some step."""
+        """Whose message a prompt ends with, as far as steps see it: what is cached is in none."""
         at = np.flatnonzero(np.isin(batch.input_ids, self._roles))
         rows = np.searchsorted(np.cumsum(batch.row_extend_len), at, side="right")
         self._after_tools[batch.row_slot[rows]] = batch.input_ids[at] == self._roles[1]  # of several the last counts
