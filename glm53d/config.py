@@ -56,6 +56,7 @@ class Model(Section, frozen=True):
     owned_by: Annotated[str, doc("Owner in /v1/models; gateways choose by it how they talk to us, see docs/api.md.")] = "glm53d"
     dtype: Annotated[Literal["float32", "bfloat16"], doc("Arithmetic of the torch engine.")] = "float32"
     max_context_len: Annotated[int, doc("Prompt plus output at most; 0 takes the checkpoint's own.", ge=0)] = 0
+    fp8_inputs: Annotated[bool, doc("Round the inputs of FP8 linears to FP8 as well, as kernels for it do: an emulation, exact in float32, which shows what that costs. Needs an FP8 checkpoint.")] = False  # fmt: skip
     q_kv_norm_eps: Annotated[float, doc("eps of q_a/kv_a RMSNorm; 0 takes rms_norm_eps as the big engines do; transformers uses 1e-6.", ge=0)] = 0.0  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from glm53d.model.indexer import Indexer
 from glm53d.model.kv_cache import KvCache, PlainRows, Rows
 from glm53d.model.layers import Linear, RmsNorm, rotate
 from glm53d.model.step import Gathered, Group, Step, parts
-from glm53d.model.weights import ALL, Checkpoint, Fp8Weight
+from glm53d.model.weights import ALL, Checkpoint, Weight
 
 
 class Attention:
@@ -36,7 +36,7 @@ class Attention:
         *,
         full: bool,
     ):
-        def read(name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor | Fp8Weight:
+        def read(name: str, rows: slice = ALL, columns: slice = ALL) -> Weight:
             return checkpoint.read_weight(f"{prefix}{name}.weight", rows, columns)
 
         def norm(name: str) -> RmsNorm:

@@ -1,11 +1,14 @@
 """What every layer is made of: norm, rotary positions, the gated MLP. Weights are tensors, [out, in] as stored."""
 
+from itertools import groupby
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.config import ModelConfig
-from glm53d.model.weights import Checkpoint, Fp8Weight
+from glm53d.model.fp8 import dequantise, quantise
+from glm53d.model.weights import Checkpoint, Fp8Weight, RoundedInput, Weight
 
 
 class RmsNorm:
@@ -48,15 +51,29 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class Linear:
-    """x W^T, of weights that stand one below the other in W: what reads the same input is one product."""
+    """x W^T, of weights that stand one below the other in W: what reads the same input is one product.
 
-    def __init__(self, *weights: Tensor | Fp8Weight):
-        plain = [weight for weight in weights if isinstance(weight, Tensor)]
-        self.parts = (torch.cat(plain),) if len(plain) == len(weights) else weights
+    With inputs that some of them want rounded it is one product for each stretch that reads the same.
+    """
+
+    def __init__(self, *weights: Weight):
+        groups = [weight.group if isinstance(weight, RoundedInput) else 0 for weight in weights]
+        self.stretches: list[tuple[int, tuple[Tensor | Fp8Weight, ...]]] = []
+        for group, stretch in groupby(zip(groups, weights, strict=True), lambda pair: pair[0]):
+            parts = tuple(weight.weight if isinstance(weight, RoundedInput) else weight for _, weight in stretch)
+            plain = [part for part in parts if isinstance(part, Tensor)]
+            self.stretches.append((group, (torch.cat(plain),) if len(plain) == len(parts) else parts))
 
     def __call__(self, x: Tensor) -> Tensor:
-        dense = [part if isinstance(part, Tensor) else part.dense() for part in self.parts]
-        return F.linear(x, dense[0] if len(dense) == 1 else torch.cat(dense))
+        if len(self.stretches) == 1 and not self.stretches[0][0]:
+            return F.linear(x, _dense(self.stretches[0][1]))
+        rounded = {group: dequantise(*quantise(x, group), group).to(x.dtype) for group, _ in self.stretches if group}
+        return torch.cat([F.linear(rounded.get(group, x), _dense(parts)) for group, parts in self.stretches], -1)
+
+
+def _dense(parts: tuple[Tensor | Fp8Weight, ...]) -> Tensor:
+    dense = [part if isinstance(part, Tensor) else part.dense() for part in parts]
+    return dense[0] if len(dense) == 1 else torch.cat(dense)
 
 
 class Mlp:

@@ -46,6 +46,18 @@ class Fp8Weight:
         return (self.values.float() * self.scale[self.row_block, self.column_block]).to(self.dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundedInput:
+    """A quantised linear whose input is rounded to FP8 too, each token in groups of channels, as FP8 kernels do it."""
+
+    weight: Tensor | Fp8Weight
+    group: int  # channels
+
+
+Weight = Tensor | Fp8Weight | RoundedInput
+"""Of a linear, [out, in] or a part of it."""
+
+
 class Checkpoint:
     """The tensors of one folder, read by official name in any order, whole or in part. Memory-mapped until close().
 
@@ -55,6 +67,7 @@ class Checkpoint:
     Args:
         with_mtp: the MTP layers must be complete too. Without it they may be there and are left unread.
         keep_fp8: read_weight gives quantised linears as they are stored.
+        fp8_inputs: and says of them that their inputs are rounded.
     """
 
     def __init__(
@@ -66,11 +79,12 @@ class Checkpoint:
         *,
         with_mtp: bool = False,
         keep_fp8: bool = False,
+        fp8_inputs: bool = False,
     ):
         self.folder = folder
         self.dtype = dtype
         self.device = device
-        self.keep_fp8 = keep_fp8
+        self.keep_fp8, self.fp8_inputs = keep_fp8, fp8_inputs
         self.bytes_read = 0  # in the form kept, of all tensors so far
         quantization = config.quantization_config
         self._block = quantization.weight_block_size if quantization is not None else None
@@ -88,10 +102,16 @@ class Checkpoint:
         """One tensor that must not be rounded: the router's bias is spread over a few BF16 steps only."""
         return self._read(name, ALL, ALL, torch.float32)
 
-    def read_weight(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor | Fp8Weight:
+    def read_weight(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Weight:
         """A linear's weight [out, in], or a part of it, in the form it is kept in. Raises CheckpointError likewise."""
-        if not self.keep_fp8 or self._file_of[name].get_slice(name).get_dtype() != FP8:
-            return self.read(name, rows, columns)
+        is_quantised = self._file_of[name].get_slice(name).get_dtype() == FP8
+        kept = self._read_fp8(name, rows, columns) if is_quantised and self.keep_fp8 else self.read(name, rows, columns)
+        if is_quantised and self.fp8_inputs:
+            assert self._block is not None
+            return RoundedInput(kept, self._block[1])
+        return kept
+
+    def _read_fp8(self, name: str, rows: slice, columns: slice) -> Fp8Weight:
         weight = self._fp8(name, rows, columns)
         if not torch.isfinite(weight.dense()).all():
             raise CheckpointError(f"{self.folder}: {name} has values that are not finite")

@@ -114,13 +114,15 @@ class TorchRunner:
                 f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has "
                 f"{model_config.num_nextn_predict_layers} MTP layers instead of one: set it to 0"
             )
+        if self.config.model.fp8_inputs and model_config.quantization_config is None:
+            raise StartError("model.fp8_inputs is set, and the checkpoint has no FP8 weights")
         progress("rendezvous", 0)
         self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
         num_mtp = int(num_drafts > 0)
         checkpoint = Checkpoint(
             folder, model_config, self.dtype, self.device,
-            with_mtp=num_mtp > 0, keep_fp8=self.device.type == "cuda",
+            with_mtp=num_mtp > 0, keep_fp8=self.device.type == "cuda", fp8_inputs=self.config.model.fp8_inputs,
         )  # fmt: skip
         layers = model_config.num_hidden_layers
         eps = self.config.model.q_kv_norm_eps or model_config.rms_norm_eps
