@@ -47,6 +47,9 @@ def test_a_regex_matches_the_answer_as_a_whole(drawer, pattern, good, bad):
     [
         ('root ::= "Hello" | greeting\ngreeting ::= "Hi" " "+ [A-Z][a-z]*', "Hi  Bob", "Hi"),
         ('root ::= "(" root ")" | "x"', "((x))", "((x)"),
+        ('# numbers\nroot ::= item{2,3} # or three\n  | "-"\nitem ::= [0-9] | "\\x41"', "1A2", "1"),
+        ('root ::= [^"\\\\\\]a-c] [a\\-z-] [-\\u00e9&&[] .', "d--\n", "a--\n"),
+        ('root ::= "" | a-b_1\na-b_1 ::= "say \\"hi\\"\\n/" end\nend ::=', 'say "hi"\n/', "say"),
         ('start: "a" b+\nb: /[0-9]/', "a12", "a"),
         ('start: item ("," item)*\nitem: %json {"type": "integer"}', "1,-2", "1,"),
     ],
@@ -87,7 +90,20 @@ def test_sources_are_bounded(source):
         assert raised.value.param == "x"
 
 
-@pytest.mark.parametrize("source", ["root ::= (", "root ::= " + "(" * 30_000, "root ::= a b"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "root ::= a b",
+        "a ::= b ::=",
+        "root ::= [\\d]",
+        "root ::= 'a'",
+        'x "a" root ::= "b"',
+        'root ::= "\\uD800"',
+        "r ::= x",
+        'root ::= "a"\nroot ::= "b"',
+        'root ::= "a',
+    ],
+)
 def test_what_is_no_gbnf_is_refused(source):
     with pytest.raises(InvalidRequest) as raised:
         constraint.grammar(source, "ebnf")
