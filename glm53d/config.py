@@ -7,6 +7,7 @@ found at run time (pages, limits, graph sizes) is never written into a Config: i
 import difflib
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -91,10 +92,32 @@ class Kv(Section, frozen=True):
     dtype: Annotated[Literal["auto", "fp8"], doc("auto: rows in the model's dtype. fp8: packed rows, 656 bytes for a latent and 132 for an index key of GLM-5.3.")] = "auto"  # fmt: skip
 
 
+class Cache(Section, frozen=True):
+    """Where pages of the KV cache go that their pool gives up, and what bringing them back may cost. [R32]"""
+
+    host_bytes: Annotated[int, doc("Host memory of each rank for them, pinned on a GPU; 0: none, they are lost.", ge=0)] = 0
+    storage_path: Annotated[str, doc("Folder of files for them, kept over restarts; one daemon at a time, and it keeps a key there. Needs host_bytes, through which they go. Empty: none.")] = ""  # fmt: skip
+    storage_bytes: Annotated[int, doc("Bytes of these files at most; the least recently used go first.", ge=1)] = 1 << 36
+    step_bytes: Annotated[int, doc("Bytes that one step moves into a KV pool, and out of it, at most: what moving adds to a gap.", ge=1)] = 1 << 28  # fmt: skip
+    host_bytes_per_s: Annotated[float, doc("How fast pages come from host memory. They are moved only where computing them, at the measured rate, takes longer.", gt=0)] = 25e9  # fmt: skip
+    storage_bytes_per_s: Annotated[float, doc("How fast files come into host memory.", gt=0)] = 2e9
+    peer_bytes_per_s: Annotated[float, doc("How fast pages come from another attention-DP rank's pool; 0: a prefix that is cached on another rank is computed again.", ge=0)] = 0.0  # fmt: skip
+
+
+class KvEvents(Section, frozen=True):
+    """What is published about cached prefixes, for routers in front."""
+
+    endpoint: Annotated[str, doc("ZeroMQ address to publish at, such as tcp://127.0.0.1:5557; attention-DP rank r takes the port plus r. Empty: nothing is published.")] = ""  # fmt: skip
+    replay_endpoint: Annotated[str, doc("Address where subscribers ask for batches that they missed; likewise. Empty: none.")] = ""  # fmt: skip
+    topic: Annotated[str, doc("Topic of each message.")] = ""
+    buffer_batches: Annotated[int, doc("Batches kept for those who ask.", ge=1)] = 10_000
+
+
 class Scheduler(Section, frozen=True):
     """Who computes when. [R28] [R29]"""
 
     max_running_requests: Annotated[int, doc("Requests that compute at once, on all ranks.", ge=1, le=4096)] = 256
+    max_biased_requests: Annotated[int, doc("Of them, on each attention-DP rank, those with logit_bias, allowed_token_ids or penalties; one more waits. Each place takes 8 bytes per id of the vocabulary on the device.", ge=1, le=4096)] = 128  # fmt: skip
     max_waiting_requests: Annotated[int, doc("Requests that wait at most; beyond it 429.", ge=1)] = 4096
     max_waiting_tokens: Annotated[int, doc("Uncached prompt tokens that wait; once there are so many, 429.", ge=1)] = 1 << 24
     queue_timeout_s: Annotated[float, doc("A request not admitted after so long gets 503; 0: it waits on.", ge=0)] = 0.0
@@ -129,6 +152,15 @@ class Template(Section, frozen=True):
     strip_lines: Annotated[tuple[str, ...], doc("Lines at the head of the system prompt that begin so are taken out: they change in each request, and no cached page behind them could be used.")] = ("x-anthropic-billing-header:",)  # fmt: skip
 
 
+class Grammar(Section, frozen=True):
+    """Forms of output: schemas, regexes, forced tools. [R35]"""
+
+    compile_s: Annotated[float, doc("CPU time that compiling a grammar may take; beyond it the request is a 400.", gt=0)] = 1.0
+    processes: Annotated[int, doc("Grammars that are tried at once, each in a process that can be killed.", ge=1, le=64)] = 2
+    max_cached: Annotated[int, doc("Grammars kept compiled; the one used longest ago goes first.", ge=1)] = 256
+    threads: Annotated[int, doc("Threads of rank 0 that compute which tokens are legal next.", ge=1, le=64)] = 2
+
+
 class Output(Section, frozen=True):
     """How tokens leave. [R37]"""
 
@@ -145,6 +177,7 @@ class Sim(Section, frozen=True):
     text: Annotated[str, doc("What every request answers, control tokens spelled out; empty: ids drawn from the seed.")] = ""
     after_tools: Annotated[str, doc("What one answers instead whose last message, as far as it was not cached, is a tool's; empty: the same.")] = ""
     num_pages: Annotated[int, doc("Pages of each simulated pool.", ge=1)] = 16384
+    kv_bytes_per_token: Annotated[int, doc("What a token takes in it: for the other tiers' sizes, and the time that moving pages takes. GLM-5.3's in fp8.", ge=1)] = 53940  # fmt: skip
     max_context_len: Annotated[int, doc("Prompt plus output at most.", ge=16)] = 262144
 
 
@@ -178,14 +211,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     engine: Engine = Engine()
     parallel: Parallel = Parallel()
     kv: Kv = Kv()
+    cache: Cache = Cache()
+    kv_events: KvEvents = KvEvents()
     scheduler: Scheduler = Scheduler()
     text: Text = Text()
     template: Template = Template()
+    grammar: Grammar = Grammar()
     output: Output = Output()
     sim: Sim = Sim()
     speculation: Speculation = Speculation()
     world: World = World()
     log: Log = Log()
+
+
+_ENDPOINT = re.compile(r"tcp://(?P<host>.+):(?P<port>[1-9][0-9]{0,4})")
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of a checked address of [kv_events]."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    assert found is not None
+    return found["host"], int(found["port"])
 
 
 def load(path: str | None, overrides: list[str]) -> Config:
@@ -232,6 +278,13 @@ def validate(config: Config) -> None:
         )
     if config.speculation.num_draft_tokens and config.engine.kind == "sim":
         raise ConfigError('speculation.num_draft_tokens: the engine of kind "sim" drafts nothing')
+    if config.cache.storage_path and not config.cache.host_bytes:
+        raise ConfigError("cache.storage_path needs cache.host_bytes: pages go to files through host memory")
+    for name in ("endpoint", "replay_endpoint"):
+        if (endpoint := getattr(config.kv_events, name)) and not _ENDPOINT.fullmatch(endpoint):
+            raise ConfigError(f"kv_events.{name} {endpoint!r} is no tcp://HOST:PORT")
+    if config.kv_events.replay_endpoint and not config.kv_events.endpoint:
+        raise ConfigError("kv_events.replay_endpoint is set, kv_events.endpoint is not")
     if world.ring_bytes & (world.ring_bytes - 1):
         raise ConfigError(f"world.ring_bytes {world.ring_bytes} is no power of two")
     if world.pin_cpus and len(world.pin_cpus) != parallel.tp_size:
@@ -283,7 +336,10 @@ FOREIGN = {
     "ep": "parallel.ep_size",
     "expert_parallel_size": "parallel.ep_size",
     "gpu_memory_utilization": "kv.memory_bytes",
+    "hicache_size": "cache.host_bytes",
+    "hicache_storage_backend": "cache.storage_path",
     "kv_cache_dtype": "kv.dtype",
+    "kv_offloading_size": "cache.host_bytes",
     "max_model_len": "model.max_context_len",
     "max_num_batched_tokens": "scheduler.max_step_tokens",
     "max_num_seqs": "scheduler.max_running_requests",
@@ -297,6 +353,7 @@ FOREIGN = {
     "served_model_name": "model.name",
     "speculative_num_steps": "speculation.num_draft_tokens",
     "ssl_certfile": "server.tls_cert",
+    "swap_space": "cache.host_bytes",
     "ssl_keyfile": "server.tls_key",
     "tensor_parallel_size": "parallel.tp_size",
     "tokenizer_path": "tokenizer.path",

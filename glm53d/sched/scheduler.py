@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from glm53d._native import ByteVocab, StopTable, TokenLog, page_hashes, ready_rows
-from glm53d.ipc.batch import Batch, Mode
+from glm53d.grammar.compiler import Matcher
+from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.records import (
     NO_STOP_TRIM,
     PROBE,
@@ -32,22 +33,29 @@ from glm53d.ipc.records import (
     SLOT_INIT,
     STOP_IN_CONTENT,
     FinishReason,
+    GrammarKind,
 )
 from glm53d.kv.books import check as check_books
+from glm53d.kv.events import KvEvents
 from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
+from glm53d.sched.grammar import FAILED, Grammars
+from glm53d.sched.logprobs import MAX_STEP_TARGETS
 from glm53d.sched.measure import LongestGap, Rate, StepCost
 from glm53d.sched.placement import POLICIES, RankLoad
 from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
+from glm53d.sched.tables import add_tables
 from glm53d.sched.throttle import Throttle
+from glm53d.sched.tiers import NO_TIERS, Loads, TierLimits, Tiers
 
 ROW_COLUMNS = ("row_slot", "row_prefix_len", "row_dp_rank", "row_extend_len", "row_flags")
 LATE = "deadline_exceeded: the first token could not come before the request's deadline"
 TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
+POLL_US = 2000  # how long a step without rows waits for a file that a request waits for
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
 
 
@@ -75,8 +83,10 @@ class Limits:
     placement: str = "least_cost"  # a name in placement.POLICIES
     session_ttl_ns: int = 0  # how long a session's prefix is kept behind a turn with tool calls; 0: not [R45]
     max_session_pages: int = 0  # per attention-DP rank, that are kept so
+    max_biased: int = 128  # rows of the sampling tables, per attention-DP rank
     max_in_flight: int = 1  # steps launched before the first one's result: 2 overlaps planning with computing [R34]
     num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
+    tiers: TierLimits = NO_TIERS  # where pages go that a pool gives up [R32]
     debug: bool = False  # check the books after every step
 
     @property
@@ -107,8 +117,10 @@ class DpRank:
     index: int
     pool: PagePool
     tree: PrefixTree
-    prefilling: list[Req] = field(default_factory=list)  # admission order
+    moving: list[Req] = field(default_factory=list)  # admission order
+    prefilling: list[Req] = field(default_factory=list)  # likewise
     decoding: list[int] = field(default_factory=list)  # slots, admission order
+    table_rows: list[int] = field(default_factory=list)  # of the sampling tables, that nobody has
 
 
 @dataclass(slots=True)
@@ -118,6 +130,8 @@ class Counters:
     steps: int = 0
     prefill_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0  # of cached_tokens
+    cached_storage_tokens: int = 0  # likewise
     decode_tokens: int = 0
     finished: int = 0
     aborted: int = 0
@@ -129,18 +143,37 @@ class Counters:
     books_checked: int = 0
 
 
+NO_HASHES = np.empty((0, 2), np.uint64)
+
+
 class Scheduler:
     """Plans one step at a time for all ranks."""
 
-    def __init__(self, limits: Limits, vocab: ByteVocab, world_id: int = 0):
-        """vocab is main's: both count the same bytes of text. [R40]"""
+    def __init__(
+        self,
+        limits: Limits,
+        vocab: ByteVocab,
+        world_id: int = 0,
+        stored: np.ndarray = NO_HASHES,
+        grammars: Grammars | None = None,
+        kv_events: KvEvents | None = None,
+    ):
+        """vocab is main's: both count the same bytes of text. [R40] stored: hashes of page files, oldest first.
+        grammars: None: no request has one. kv_events: where it tells what is cached; None: nobody asks.
+        """
         self.limits = limits
+        self.kv_events = kv_events
+        self.grammars = grammars
         self.world_id = world_id
         self.ranks = [
-            DpRank(i, PagePool(limits.num_pages), PrefixTree(limits.page_size)) for i in range(limits.attn_dp_size)
+            DpRank(i, PagePool(limits.num_pages), PrefixTree()) for i in range(limits.attn_dp_size)
         ]
+        for rank in self.ranks:
+            rank.table_rows = [rank.index * limits.max_biased + i for i in reversed(range(limits.max_biased))]
         trees = [rank.tree for rank in self.ranks]
         self.sessions = Sessions(trees, limits.session_ttl_ns, limits.max_session_pages)
+        self.tiers = Tiers(limits.tiers, trees, stored)
+        self._fetching: dict[int, Req] = {}  # by handle: in state FETCH
         self._place = POLICIES[limits.placement]
         self.slots = Slots(limits.max_running, limits.page_size)
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
@@ -163,6 +196,7 @@ class Scheduler:
         self._decode_rows = DecodeRows.make([0], limits.decode_len)
         self._forced: list[Req] = []  # that must compute tokens they have not sampled, and may lack pages for them
         self._inits: list[Req] = []
+        self._tables: list[Req] = []  # whose rows of the sampling tables are to be filled
         self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
 
     # ---- inbox -------------------------------------------------------------------------------------------------------
@@ -171,17 +205,22 @@ class Scheduler:
         """A generate record from main. A health probe is answered at once while others run. [R4]"""
         req = Req.from_record(data, self._arrivals, now_ns)
         self._arrivals += 1
-        if int(req.head["flags"]) & PROBE and (self.num_running or self.is_paused):
+        if req.head["flags"] & PROBE and (self.num_running or self.is_paused):
             self.throttle.finish_unadmitted(req, FinishReason.STOP)
             return
         if len(req.tokens) > self.limits.max_req_input_len:
             message = f"context_length_exceeded: {len(req.tokens)} tokens, at most {self.limits.max_req_input_len} fit"
             self.throttle.finish_unadmitted(req, FinishReason.ERROR, message)
             return
-        req.uncached = len(req.tokens) - self.limits.page_size * max(rank.tree.peek(req.hashes) for rank in self.ranks)
+        size = self.limits.page_size
+        hashes = req.hashes[: policy.usable_prefix(req, size)]
+        req.uncached = len(req.tokens) - size * max(rank.tree.peek(hashes) for rank in self.ranks)
         self.sessions.touch(req.session, now_ns)
         self.reqs[req.handle] = req
-        self._enqueue(req, now_ns)
+        if req.grammar:
+            self._open_grammar(req)
+        else:
+            self._enqueue(req)
 
     def abort(self, handle: int) -> None:
         """Forget a request, in whatever state; its computed pages stay cached.
@@ -193,26 +232,36 @@ class Scheduler:
             self.counters.stale += 1
             return
         self.counters.aborted += 1
-        if req.state is ReqState.WAITING:
-            self.waiting.remove(req)
-            self._end_unadmitted(req, FinishReason.ABORT)
+        if req.slot < 0:
+            self._give_up(req, FinishReason.ABORT)
         else:
             self.throttle.finish(req, FinishReason.ABORT)
             self.finish(req)
 
+    def _give_up(self, req: Req, reason: FinishReason, message: str = "") -> None:
+        """End a request that has no slot, wherever it waits."""
+        if req.state is ReqState.WAITING:
+            self.waiting.remove(req)
+        elif req.state is ReqState.FETCH:
+            del self._fetching[req.handle]
+        self._end_unadmitted(req, reason, message)
+
     def _end_unadmitted(self, req: Req, reason: FinishReason, message: str = "") -> None:
+        self._release_fetch(req)
         req.become(ReqState.DONE)
         self._forget(req)
         self.throttle.finish_unadmitted(req, reason, message)
 
     def flush_cache(self) -> int:
-        """Free every cached page that no running request holds; how many."""
-        num_pages = 0
+        """Free every cached page that no running request holds and no move needs, in all tiers; how many."""
+        num_pages = self.tiers.clear()
         for rank in self.ranks:
             while self.sessions.evict(rank.index):
                 pass
-            pages = rank.tree.evict(rank.tree.evictable_pages)
+            pages, hashes = rank.tree.evict(rank.tree.evictable_pages)
             rank.pool.free(pages)
+            if self.kv_events is not None:
+                self.kv_events.removed(rank.index, hashes)
             num_pages += len(pages)
         return num_pages
 
@@ -249,15 +298,35 @@ class Scheduler:
         """
         if self.in_flight >= self.limits.max_in_flight:
             return None
+        self.tiers.begin_step()
+        if self.grammars is not None:
+            self._take_grammars(self.grammars)
         self._expire(now_ns)
         if self.is_paused or (ready := self._ready()) is None:
             return None
+        if self.tiers.is_on:
+            self._end_moving()
         chunks = self._prompt_chunks(now_ns) if self.waiting or any(rank.prefilling for rank in self.ranks) else []
+        if self.tiers.is_on:
+            for rank in self.ranks:
+                loads = [req.loads for req in rank.moving if req.loads is not None]
+                self.tiers.load(loads, rank.index)
         if not len(ready.slots) and not chunks:
-            return None
-        if len(self.ranks) > 1 and len(chunks) == 1 and not any(rank.decoding for rank in self.ranks):
+            return self._build_moves(ready)
+        is_alone = len(chunks) == 1 and not any(rank.decoding for rank in self.ranks)
+        if len(self.ranks) > 1 and is_alone and not chunks[0][0].wants_prompt_logprobs:
             return self._build_alone(ready, *chunks[0])
         return self._build(ready, chunks)
+
+    def _build_moves(self, ready: ReadyRows) -> Batch | None:
+        """A step without rows, for pages that should move or may have moved."""
+        waits = self.tiers.num_fetching > 0 and not self.in_flight
+        if not self.tiers.has_moves and not waits:
+            return None
+        batch = self._build(ready, [])
+        if waits and not any(rank.moving for rank in self.ranks):
+            batch.wait_us = POLL_US
+        return batch
 
     def _build_alone(self, ready: ReadyRows, req: Req, num_tokens: int) -> Batch:
         """One prompt and nothing else: all ranks compute it together, with all their budgets, if that is worth it."""
@@ -301,6 +370,8 @@ class Scheduler:
                 decode, slots.seq_len, slots.prefix_len, slots.end_len, slots.num_pages, slots.needs_value,
                 limits.page_size, limits.headroom, limits.num_draft_tokens == 0,
             )  # fmt: skip
+            if slots.num_with_grammar:  # whose mask is not there sits out too
+                sit_out = np.union1d(sit_out, np.flatnonzero(slots.held[decode]))
             if not len(need_pages):
                 return ReadyRows.of(decode, prefix_len, self._decode_rows, sit_out)
             for i in need_pages.tolist():
@@ -342,10 +413,20 @@ class Scheduler:
         """What of which prompts fits into the step beside the decoding rows; admits as many as get something of it."""
         budgets = self._budgets()
         chunks: list[tuple[Req, int]] = []
+        targets_left = MAX_STEP_TARGETS
 
         def take(req: Req) -> None:
+            if self.slots.held[req.slot]:
+                return  # retracted when it waited for its mask, and still does
+            nonlocal targets_left
             prefix_len = int(self.slots.prefix_len[req.slot])
-            num_tokens = budgets[req.dp_rank].chunk(prefix_len, int(self.slots.seq_len[req.slot]) - prefix_len)
+            left = int(self.slots.seq_len[req.slot]) - prefix_len
+            unsent = req.logprobs if req.wants_prompt_logprobs else None
+            if unsent is not None:
+                left = min(left, targets_left) if unsent.num_prompt <= MAX_STEP_TARGETS else 0
+            num_tokens = budgets[req.dp_rank].chunk(prefix_len, left) if left else 0
+            if unsent is not None:
+                targets_left -= num_tokens
             if num_tokens:
                 chunks.append((req, num_tokens))
 
@@ -353,7 +434,8 @@ class Scheduler:
             for req in rank.prefilling:
                 take(req)
         while (new := self._admit(budgets, now_ns)) is not None:
-            take(new)
+            if new.state is ReqState.PREFILL:
+                take(new)
         return chunks
 
     def _budgets(self) -> list[policy.Budget]:
@@ -394,12 +476,31 @@ class Scheduler:
             batch.dp_num_tokens = num_tokens.astype(np.int32)
         else:
             batch.dp_num_tokens = np.array([batch.num_tokens], np.int32)
+        if slots.asking:
+            self._ask_for_logprobs(batch, [req for req, _ in chunks if req.wants_prompt_logprobs])
         slots.prefix_len[batch.row_slot] += batch.row_extend_len
         for req, _ in chunks:
             if slots.prefix_len[req.slot] == slots.seq_len[req.slot]:
                 self._begin_decode(req)
+        if slots.num_with_grammar:
+            self._add_masks(batch)
         self._add_changes(batch)
+        if self.tiers.has_moves:
+            batch.moves = self.tiers.take_moves()
         return batch
+
+    def _ask_for_logprobs(self, batch: Batch, prompts: list[Req]) -> None:
+        """Put into the batch which rows want logprobs, and which tokens of these prompts."""
+        batch.top_logprobs = self.slots.top_logprobs[batch.row_slot]
+        if not prompts:
+            return
+        batch.targets = np.full(batch.num_tokens, -1, np.int32)
+        ends = np.cumsum(batch.row_extend_len)
+        for req in prompts:
+            assert req.logprobs is not None
+            row = int(np.flatnonzero(batch.row_slot == req.slot)[0])
+            start, count = int(batch.row_prefix_len[row]), int(batch.row_extend_len[row])
+            batch.targets[ends[row] - count : ends[row]] = req.logprobs.targets(req.tokens, start, count)
 
     def _add_chunks(self, batch: Batch, chunks: list[tuple[Req, int]]) -> None:
         """Prompt rows behind the decode rows; then, with several ranks, all of them in order of rank."""
@@ -433,10 +534,14 @@ class Scheduler:
             batch.inits = np.zeros(len(self._inits), SLOT_INIT)
             for row, req in zip(batch.inits, self._inits, strict=True):
                 row["slot"], row["dp_rank"] = req.slot, req.dp_rank
-                row["num_prompt_ids"], row["min_new_tokens"] = req.num_prompt_ids, req.head["min_new_tokens"]
+                row["num_prompt_ids"], row["min_new_tokens"] = req.num_prompt_ids, self._min_new_tokens(req)
                 for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
                     row[name] = req.head[name]
             self._inits = []
+        if self._tables:
+            tokens = [np.concatenate([req.tokens, self.log.get(req.slot)]) for req in self._tables]
+            add_tables(batch, list(zip(self._tables, tokens, strict=True)), self.limits.vocab_size)
+            self._tables = []
         if self._runs:
             batch.run_slot = np.array([slot for slot, _, _ in self._runs], np.int32)
             batch.run_start = np.array([start for _, start, _ in self._runs], np.int32)
@@ -444,36 +549,155 @@ class Scheduler:
             batch.pages = np.concatenate([pages for _, _, pages in self._runs])
             self._runs = []
 
+    def _min_new_tokens(self, req: Req) -> int:
+        """Before so many, ranks sample no end of turn; with a grammar to come a turn does not end before that. [R35]"""
+        return 1 << 31 if self.slots.think_free[req.slot] else req.head["min_new_tokens"]
+
+    # ---- grammars ----------------------------------------------------------------------------------------------------
+
+    def _open_grammar(self, req: Req) -> None:
+        """It waits for its grammar, then in the queue; if others have used that before, at once there."""
+        assert self.grammars is not None
+        if (matcher := self.grammars.open(req.grammar, req.handle)) is not None:
+            self._opened(req, matcher)
+
+    def _opened(self, req: Req, matcher: Matcher) -> None:
+        req.matcher = matcher
+        said = req.tokens[req.num_prompt_ids :]
+        if self._grammar_holds(req) and len(said):  # a resumed request
+            begin = 0
+            if req.head["grammar_kind"] == GrammarKind.AFTER_THINKING:
+                begin = int(np.flatnonzero(said == self.limits.think_end)[0]) + 1
+            assert self.grammars is not None
+            self.grammars.advance(matcher, said[begin:].tolist())
+            self.grammars.flush()
+        req.become(ReqState.WAITING)
+        self._enqueue(req)
+
+    def _grammar_holds(self, req: Req) -> bool:
+        """Of a request that waits: for its next token."""
+        from_start = req.head["grammar_kind"] == GrammarKind.FROM_START
+        return from_start or bool((req.tokens[req.num_prompt_ids :] == self.limits.think_end).any())
+
+    def begin_grammar(self, req: Req) -> None:
+        """Its thinking has just ended."""
+        assert req.matcher is not None
+        self.slots.begin_grammar(req.slot, has_mask=req.matcher.mask is not None)
+        self._inits.append(req)  # from here on its turn may end
+
+    def advance_grammar(self, req: Req, ids: list[int]) -> None:
+        """It has put these out; it goes on when its next mask is there. flush() follows."""
+        assert self.grammars is not None and req.matcher is not None
+        self.slots.held[req.slot] = True
+        self.grammars.advance(req.matcher, ids)
+
+    def _take_grammars(self, grammars: Grammars) -> None:
+        """What jobs have finished: grammars of requests that wait for them, masks of rows that are held."""
+        for handle, opened in grammars.compiled():
+            if (req := self.reqs.get(handle)) is None:
+                continue  # aborted meanwhile
+            if isinstance(opened, str):
+                self._give_up(req, FinishReason.ERROR, FAILED + opened)
+            else:
+                self._opened(req, opened)
+        for matcher in grammars.advanced():
+            if (req := self.reqs.get(matcher.handle)) is None:
+                continue
+            if matcher.error and req.slot >= 0:
+                self.throttle.fail(req, FAILED + matcher.error)
+                self.finish(req)
+            elif matcher.error:  # retracted meanwhile
+                self._give_up(req, FinishReason.ERROR, FAILED + matcher.error)
+            elif req.slot >= 0:
+                self.slots.held[req.slot] = False
+
+    def _add_masks(self, batch: Batch) -> None:
+        """Which ids are legal in the rows that a grammar holds for."""
+        rows = np.flatnonzero(self.slots.constrained[batch.row_slot] & ((batch.row_flags & ROW_SAMPLE) != 0))
+        if len(rows):
+            batch.mask_row = rows.astype(np.int32)
+            batch.masks = np.stack([self._mask(slot) for slot in batch.row_slot[rows].tolist()])
+
+    def _mask(self, slot: int) -> np.ndarray:
+        req = self.slots.reqs[slot]
+        assert req is not None and req.matcher is not None and req.matcher.mask is not None
+        return req.matcher.mask
+
     # ---- admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self, budgets: list[policy.Budget], now_ns: int) -> Req | None:
         """Admit the request at the head of the queue if a rank has room, pages and budget for it. [R28]
 
         Nothing overtakes the head, so a huge request is not starved by small ones. Its pages are taken whole, with one
-        page of headroom per decoding request, so that admission does not force a retraction at once.
+        page of headroom per decoding request, so that admission does not force a retraction at once. If part of its
+        prefix is in files, it leaves the queue until that is in host memory.
         """
         if not self.slots.num_free or (req := self.waiting.head()) is None:
             return None
         size = self.limits.page_size
-        usable = policy.usable_prefix(len(req.tokens), size)
+        usable = policy.usable_prefix(req, size)
         self._hash_up_to(req, usable)
         for dp_rank in self._preference(req, usable):
             rank = self.ranks[dp_rank]
-            num_running = len(rank.prefilling) + len(rank.decoding)
+            num_running = len(rank.moving) + len(rank.prefilling) + len(rank.decoding)
             fits_a_step = (num_running + 1) * self.limits.decode_len <= self.limits.max_step_tokens
             if budgets[dp_rank].is_spent or budgets[dp_rank].tokens <= 0 or not fits_a_step:
                 continue
+            if req.needs_table and not rank.table_rows:
+                continue
             matched, node = rank.tree.match(req.hashes[:usable], self.step)
+            if self.tiers.is_on and req.fetch is None and self._fetch(req, dp_rank, matched, usable):
+                return req
             need = policy.pages_for(len(req.tokens) + self.limits.headroom, size) - matched
             rank.tree.lock(node)  # before evicting, or the match itself could go
-            pages = self._allocate(rank, need, headroom=len(rank.decoding))
+            pages = self._allocate(rank, need, headroom=len(rank.decoding), at_once=False)
             if pages is None:
                 rank.tree.unlock(node)
+                if not self.tiers.room_to_save(dp_rank):
+                    return None  # it gets the rest in the next steps
                 continue
             self.waiting.remove(req)
-            self._start(req, dp_rank, node, rank.tree.pages(node), pages, now_ns)
+            loads = self._loads(req, dp_rank, matched, usable) if self.tiers.is_on else None
+            self._start(req, dp_rank, node, rank.tree.pages(node), pages, loads, now_ns)
             return req
         return None
+
+    def _fetch(self, req: Req, dp_rank: int, matched: int, usable: int) -> bool:
+        """Have files of its prefix brought into a rank's host memory, if there are any and that is worth it."""
+        tiers = self.tiers.limits
+        if self._saved_share(tiers.fetch_ns + tiers.load_ns) == 0.0:
+            return False
+        _, num_peer = self._peer(req, dp_rank, usable)
+        req.fetch = self.tiers.fetch(req.handle, dp_rank, req.hashes[matched:usable], max(0, num_peer - matched))
+        if req.fetch is None:
+            return False
+        self.waiting.remove(req)
+        req.become(ReqState.FETCH)
+        self._fetching[req.handle] = req
+        return True
+
+    def _loads(self, req: Req, dp_rank: int, matched: int, usable: int) -> Loads | None:
+        """What of its prefix comes into a rank's pool from elsewhere; None: nothing."""
+        peer, num_peer = self._peer(req, dp_rank, usable)
+        node, pages = 0, np.empty(0, np.int32)
+        if num_peer > matched:
+            _, node = self.ranks[peer].tree.match(req.hashes[:num_peer], self.step)
+            pages = self.ranks[peer].tree.pages(node)[matched:]
+        hashes = req.hashes[matched:usable]
+        with_host = self._saved_share(self.tiers.limits.load_ns) > 0.0
+        return self.tiers.loads(dp_rank, hashes, with_host, (peer, node), pages, req.fetch)
+
+    def _peer(self, req: Req, dp_rank: int, usable: int) -> tuple[int, int]:
+        """The other rank that has most of its prefix, and how many pages; (-1, 0) where copying is not worth it."""
+        peer_ns = self.tiers.limits.peer_ns
+        if len(self.ranks) == 1 or peer_ns < 0 or self._saved_share(peer_ns) == 0.0:
+            return -1, 0
+        counts = [(rank.tree.peek(req.hashes[:usable]), -rank.index) for rank in self.ranks if rank.index != dp_rank]
+        count, index = max(counts)
+        return -index, count
+
+    def _saved_share(self, move_ns: int) -> float:
+        return policy.saved_share(move_ns, self.prefill_rate.ns_of(self.limits.page_size))
 
     def _preference(self, req: Req, usable: int) -> list[int]:
         if req.wanted_rank >= 0:
@@ -482,63 +706,159 @@ class Scheduler:
             return [0]
         size, slots = self.limits.page_size, self.slots
         session_rank = self.sessions.rank_of(req.session)
+        cached = self._cached_by_rank(req, usable)
         loads = [
             RankLoad(
-                queued_prefill=sum(int(slots.seq_len[r.slot] - slots.prefix_len[r.slot]) for r in rank.prefilling),
+                queued_prefill=sum(
+                    int(slots.seq_len[r.slot] - slots.prefix_len[r.slot]) for r in [*rank.moving, *rank.prefilling]
+                ),
                 running=int(slots.seq_len[rank.decoding].sum()),
-                cached=rank.tree.peek(req.hashes[:usable]) * size,
-                num_requests=len(rank.prefilling) + len(rank.decoding),
+                cached=int(cached[rank.index] * size),
+                num_requests=len(rank.moving) + len(rank.prefilling) + len(rank.decoding),
                 keeps_session=rank.index == session_rank,
             )
             for rank in self.ranks
         ]
-        return self._place(len(req.tokens), loads, req.turn)
+        order = self._place(len(req.tokens), loads, req.turn)
+        if req.fetch is not None and req.fetch.dp_rank in order:
+            order.remove(req.fetch.dp_rank)
+            order.insert(0, req.fetch.dp_rank)
+        return order
 
-    def _start(self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, now_ns: int) -> None:
+    def _cached_by_rank(self, req: Req, usable: int) -> list[float]:
+        """Pages of its prefix in each rank's pool; those that would come from elsewhere count as what they save."""
+        hashes, limits = req.hashes[:usable], self.tiers.limits
+        counts = [rank.tree.peek(hashes) for rank in self.ranks]
+        if not self.tiers.is_on:
+            return [float(count) for count in counts]
+        load, fetch = self._saved_share(limits.load_ns), self._saved_share(limits.load_ns + limits.fetch_ns)
+        copy = self._saved_share(limits.peer_ns) if limits.peer_ns >= 0 else 0.0
+        most = max(counts) if copy else 0
+        cached = []
+        for rank, count in zip(self.ranks, counts, strict=True):
+            num_host, num_peer, num_files = self.tiers.num_found(rank.index, hashes[count:], max(0, most - count))
+            cached.append(count + load * num_host + copy * num_peer + fetch * num_files)
+        return cached
+
+    def _start(
+        self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, loads: Loads | None,
+        now_ns: int,
+    ) -> None:  # fmt: skip
         cached = len(matched) * self.limits.page_size
-        if req.cached_tokens < 0:
-            req.cached_tokens = cached
-            self.counters.cached_tokens += cached
-        req.become(ReqState.PREFILL)
+        if req.cached is None:
+            self._count_cached(req, len(matched), loads)
+        if loads is not None:
+            loads.moves["target"] = pages[: len(loads.moves)]
+        self._release_fetch(req)
+        req.loads = loads
+        req.become(ReqState.PREFILL if loads is None else ReqState.MOVING)
         req.dp_rank, req.node, req.tree_pages = dp_rank, node, len(matched)
         req.queue_ns += now_ns - req.waiting_since_ns
         req.admitted_ns = req.admitted_ns or now_ns
         slot = self.slots.take(req, self._max_output(req), now_ns)
         self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
-        if (budget := int(req.head["thinking_budget"])) >= 0:
+        if (budget := req.head["thinking_budget"]) >= 0:
             said = req.tokens[req.num_prompt_ids :]
             left = -1 if (said == self.limits.think_end).any() else max(0, budget - len(said))
             self.slots.limit_thinking(np.array([slot]), np.array([left]))
         if req.stop_strings:
             self._watch_stops(req)
+        if req.matcher is not None and self._grammar_holds(req):
+            self.slots.begin_grammar(slot, has_mask=req.matcher.mask is not None)
+        elif req.matcher is not None:
+            self.slots.await_grammar(slot)
         self.sessions.resume(req.session)
         self._inits.append(req)
+        if req.needs_table:
+            # Whoever had it may still be in a launched step; that is over before the step that fills it anew.
+            req.table_row = self.ranks[dp_rank].table_rows.pop()
+            self._tables.append(req)
         self._append_pages(req, np.concatenate([matched, pages]))
+        if loads is not None:
+            self.ranks[dp_rank].moving.append(req)
+            return
         self.ranks[dp_rank].prefilling.append(req)
         if self.prompt_is_computed(req):  # retracted before, and its pages are still there
             self.release_siblings(req)
 
+    def _count_cached(self, req: Req, num_matched: int, loads: Loads | None) -> None:
+        """Of its prefix, what was found in which tier: another rank's pool is one of the device tier. [R27]"""
+        size = self.limits.page_size
+        num_host = num_files = num_peer = 0
+        if loads is not None:
+            num_files, num_host = loads.from_files, len(loads.entries) - loads.from_files
+            num_peer = len(loads.moves) - len(loads.entries)
+        req.cached = ((num_matched + num_peer) * size, num_host * size, num_files * size)
+        self.counters.cached_tokens += sum(req.cached)
+        self.counters.cached_host_tokens += req.cached[1]
+        self.counters.cached_storage_tokens += req.cached[2]
+
+    def _end_moving(self) -> None:
+        """Requests whose last page was in the last batch compute from this one on."""
+        for rank in self.ranks:
+            for req in [r for r in rank.moving if r.loads is not None and r.loads.is_sent]:
+                slot, size = req.slot, self.limits.page_size
+                assert req.loads is not None
+                self.slots.prefix_len[slot] += len(req.loads.moves) * size
+                self.slots.computed_len[slot] = self.slots.prefix_len[slot]
+                rank.moving.remove(req)
+                self._end_loads(req)
+                req.become(ReqState.PREFILL)
+                rank.prefilling.append(req)
+                self.keep_prefix(req)
+                if self.prompt_is_computed(req):
+                    self.release_siblings(req)
+
+    def _end_loads(self, req: Req) -> None:
+        assert req.loads is not None
+        self.tiers.end_loads(req.loads, req.dp_rank)
+        req.loads = None
+
+    def _release_fetch(self, req: Req) -> None:
+        if req.fetch is not None:
+            self.tiers.release(req.fetch)
+            req.fetch = None
+
+    def end_moves(self, result: StepResult) -> None:
+        """Who has waited for files that are there now, or are no use, goes back to its place in the queue."""
+        for fetch in self.tiers.ended(result.done, result.failed):
+            if (req := self._fetching.pop(fetch.handle, None)) is not None:
+                req.become(ReqState.WAITING)
+                self._enqueue(req)
+
     def _watch_stops(self, req: Req) -> None:
         """Look for its stop strings from here on; a retracted or resumed request has said something already. [R53]"""
-        flags = int(req.head["flags"])
+        flags = req.head["flags"]
         self.slots.out_heads[req.slot]["held_bytes"] = self.stops.open(
             req.slot, req.stop_strings, req.tokens[req.num_prompt_ids :], skip_special=bool(flags & SKIP_SPECIAL),
             in_content=bool(flags & STOP_IN_CONTENT), keep_match=bool(flags & NO_STOP_TRIM),
         )  # fmt: skip
 
     def _max_output(self, req: Req) -> int:
-        return min(int(req.head["max_new_tokens"]), self.limits.max_seq_len - req.num_prompt_ids)
+        return min(req.head["max_new_tokens"], self.limits.max_seq_len - req.num_prompt_ids)
 
-    def _allocate(self, rank: DpRank, count: int, headroom: int = 0) -> np.ndarray | None:
-        """Pages from the pool, evicting what nobody uses, then what sessions keep; None when there are too few."""
+    def _allocate(
+        self, rank: DpRank, count: int, headroom: int = 0, *, at_once: bool = True
+    ) -> np.ndarray | None:
+        """Pages from the pool, evicting what nobody uses, then what sessions keep; None when there are too few.
+
+        at_once: if many must be evicted, not only as many as one step saves.
+        """
         short = count + headroom - rank.pool.num_free
         while short > rank.tree.evictable_pages and self.sessions.evict(rank.index):
             pass
         if short > rank.tree.evictable_pages:
             return None
         if short > 0:
-            rank.pool.free(rank.tree.evict(short))
+            num_evicted = short if at_once else min(short, self.tiers.room_to_save(rank.index))
+            pages, hashes = rank.tree.evict(num_evicted)
+            self.tiers.save(rank.index, pages, hashes)
+            if self.kv_events is not None:
+                self.kv_events.removed(rank.index, hashes)
+            rank.pool.free(pages)
+            if num_evicted < short:
+                return None
         return rank.pool.alloc(count)
 
     def _append_pages(self, req: Req, pages: np.ndarray) -> None:
@@ -562,6 +882,8 @@ class Scheduler:
         rank.decoding.remove(req.slot)
         rank.prefilling.insert(0, req)
         self._forced.append(req)
+        if req.table_row >= 0:  # ranks have counted what they sampled instead
+            self._tables.append(req)
         self._decode_slots = None
 
     def keep_prefix(self, req: Req) -> None:
@@ -585,7 +907,17 @@ class Scheduler:
             self.slots.table[slot, req.tree_pages : full] = kept
             self._runs.append((slot, req.tree_pages, kept))
             rank.pool.free(mine[twice])
+        if self.kv_events is not None and not twice.all():
+            self._tell_stored(req, full, first=req.tree_pages + int(np.count_nonzero(twice)))
         req.node, req.tree_pages = node, full
+
+    def _tell_stored(self, req: Req, full: int, first: int) -> None:
+        """The pages [first, full) of a running request have come into its rank's tree."""
+        assert self.kv_events is not None
+        tokens = req.tokens
+        if full * self.limits.page_size > len(tokens):
+            tokens = np.concatenate([tokens, self.log.get(req.slot)])
+        self.kv_events.stored(req.dp_rank, req.hashes[:full], first, tokens)
 
     def finish(self, req: Req, *, made_calls: bool = False) -> None:
         """A running request is over: its full pages stay cached, the rest and its slot are free.
@@ -616,7 +948,7 @@ class Scheduler:
         req.waiting_since_ns = self.throttle.now_ns
         self.counters.retracted += 1
         req.uncached = len(req.tokens)
-        self._enqueue(req, req.waiting_since_ns)
+        self._enqueue(req)
 
     def _leave_rank(self, req: Req) -> None:
         rank, slot = self.ranks[req.dp_rank], req.slot
@@ -624,12 +956,19 @@ class Scheduler:
         rank.pool.free(self.slots.table[slot, req.tree_pages : int(self.slots.num_pages[slot])].copy())
         rank.tree.unlock(req.node)
         req.node = req.tree_pages = 0
-        if req.state is ReqState.PREFILL:
+        if req.state is ReqState.MOVING:
+            rank.moving.remove(req)
+            self._end_loads(req)
+        elif req.state is ReqState.PREFILL:
             rank.prefilling.remove(req)
         else:
             rank.decoding.remove(slot)
             self._decode_slots = None
         self._inits = [other for other in self._inits if other is not req]
+        if req.table_row >= 0:
+            rank.table_rows.append(req.table_row)
+            req.table_row = -1
+            self._tables = [other for other in self._tables if other is not req]
         self._runs = [run for run in self._runs if run[0] != slot]
         self.log.clear(slot)
         self.stops.close(slot)
@@ -641,14 +980,14 @@ class Scheduler:
 
     # ---- the queue ---------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, req: Req, now_ns: int) -> None:
-        first = self.reqs.get(int(req.head["group"]))  # of several answers, the one that computes the prompt [R20]
+    def _enqueue(self, req: Req) -> None:
+        first = self.reqs.get(req.head["group"])  # of several answers, the one that computes the prompt [R20]
         waits = first is not None and first is not req and not self.prompt_is_computed(first)
         if waits:
             req.uncached = min(req.uncached, self.limits.page_size)  # it will find the rest
         ends = []
         if self.limits.queue_timeout_ns:
-            ends.append(now_ns + self.limits.queue_timeout_ns)
+            ends.append(req.waiting_since_ns + self.limits.queue_timeout_ns)
         if req.deadline_ns:  # less what its prompt will take: when it can no longer be met
             ends.append(max(1, req.deadline_ns - self.prefill_rate.ns_of(req.uncached)))
         expires_ns = min(ends, default=0) if not req.num_output_ids else 0  # who has begun to answer goes on
@@ -675,7 +1014,7 @@ class Scheduler:
             self.counters.expired += 1
         for rank in self.ranks:
             for req in [
-                r for r in rank.prefilling if r.deadline_ns and r.deadline_ns <= now_ns and not r.num_output_ids
+                r for r in [*rank.moving, *rank.prefilling] if r.deadline_ns and r.deadline_ns <= now_ns and not r.num_output_ids
             ]:
                 self.throttle.fail(req, LATE)
                 self.finish(req)
@@ -689,9 +1028,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        opening = self.grammars.num_opening if self.grammars is not None else 0
+        return len(self.waiting) + len(self._fetching) + opening
 
     def _running(self, rank: DpRank) -> Iterator[Req]:
+        yield from rank.moving
         yield from rank.prefilling
         for slot in rank.decoding:
             req = self.slots.reqs[slot]
@@ -709,6 +1050,7 @@ class Scheduler:
         """Raise with detail when pages and tree do not balance. [R13] [R31]"""
         for rank in self.ranks:
             check_books(rank.pool, rank.tree, self.owned_pages(rank))
+        self.tiers.check()
         self.counters.books_checked += 1
 
     def _hash_up_to(self, req: Req, count: int) -> None:
@@ -719,6 +1061,6 @@ class Scheduler:
         tokens = req.tokens
         if count * size > len(tokens):  # output since admission is in the log
             tokens = np.concatenate([tokens, self.log.get(req.slot)])
-        seed = (req.hashes[-1] if have else np.array([req.head["chain_lo"], req.head["chain_hi"]])).tobytes()
+        seed = (req.hashes[-1] if have else np.array([req.head["chain_lo"], req.head["chain_hi"]], np.uint64)).tobytes()
         more = page_hashes(tokens[have * size : count * size], size, self.limits.hash_key, seed)
         req.hashes = np.concatenate([req.hashes, more])

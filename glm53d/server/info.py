@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from glm53d.config import Config
+from glm53d.config import Config, split_endpoint
 from glm53d.errors import ModelNotFound
 from glm53d.front.engine import Engine
 from glm53d.obs import metrics
@@ -81,8 +81,26 @@ async def server_info(request: web.Request) -> web.Response:
         "max_running_requests": config.scheduler.max_running_requests,
         "max_total_num_tokens": sum(_capacity(row, config) for row in engine.loads()),
         "page_size": config.kv.page_size,
+        "kv_events": _kv_events(config),
     }
     return _json(facts | engine.server_info())
+
+
+def _kv_events(config: Config) -> dict[str, Any] | None:
+    """Where a router finds what is cached, in SGLang's words; None: nothing is published."""
+    events = config.kv_events
+    if not events.endpoint:
+        return None
+    (host, port), replay = split_endpoint(events.endpoint), events.replay_endpoint
+    return {
+        "publisher": "zmq",
+        "endpoint_host": host,
+        "endpoint_port_base": port,
+        "topic": events.topic,
+        "block_size": config.kv.page_size,
+        "dp_size": config.parallel.attn_dp_size,
+        "replay_endpoint_port_base": split_endpoint(replay)[1] if replay else None,
+    }
 
 
 async def model_info(request: web.Request) -> web.Response:

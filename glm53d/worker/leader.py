@@ -7,25 +7,30 @@ plan, and collects when it gets none.
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from glm53d._native import RingReader
 from glm53d.errors import EngineError
-from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.batch import Batch, StepResult, join
 from glm53d.ipc.channels import LeaderEnds
 from glm53d.ipc.records import ABORT, CONTROL, CONTROL_RESULT, LOAD_ROW, ControlOp, Packer, RecordType, padded
+from glm53d.kv.events import KvEvent
 from glm53d.obs import log as logs
 from glm53d.runner.base import Runner
 from glm53d.sched import results
 from glm53d.sched.scheduler import Scheduler
+from glm53d.worker.grammar import ThreadPool
 
 log = logging.getLogger(__name__)
 
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 COLLECT = Packer(CONTROL)(op=ControlOp.COLLECT)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
+MASKS_WAIT_S = 0.0005  # where no step overlaps: a row whose mask comes later sits out, and costs the others no more
+GRAMMAR_WAIT_S = 0.001  # how often main is listened to while all there is to do is some grammar's job
 BOOKS_EVERY_NS = 1_000_000_000  # the books are checked when idle, but not after each of many short requests
 
 
@@ -38,6 +43,9 @@ class Leader:
     ends: LeaderEnds
     spin_ns: int
     step_timeout_ns: int
+    compiling: ThreadPool  # jobs of sched.grammars
+    masking: ThreadPool
+    publish_kv: Callable[[list[tuple[int, list[KvEvent]]]], None] | None = None
     stopping: bool = False
     launched: deque[tuple[Batch, int]] = field(default_factory=deque)  # in flight, oldest first, and when launched
     answers: deque[bytes] = field(default_factory=deque)  # control results that wait for room in the output ring
@@ -53,6 +61,8 @@ class Leader:
         """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
         while not self.stopping:
             self.drain_inbox()
+            if not self.launched:
+                self.masking.wait_all(MASKS_WAIT_S)
             batch = self.sched.next_batch(time.monotonic_ns())
             if batch is not None:
                 self.launch(batch)
@@ -153,8 +163,8 @@ class Leader:
             self.answers.popleft()
         last = throttle.take_last()
         while last:
-            head, ids, error = last[0]
-            if not ring.try_append(RecordType.OUTPUT, [head.tobytes(), padded(ids.tobytes()), error]):
+            head, ids, error, logprobs = last[0]
+            if not ring.try_append(RecordType.OUTPUT, [head.tobytes(), padded(ids.tobytes()), padded(error), logprobs]):
                 break
             last.popleft()
         if not last:
@@ -163,6 +173,8 @@ class Leader:
                 sent = ring.try_append_outputs(heads, ids)
                 throttle.mark_sent(due[:sent])
         ring.publish()
+        if self.publish_kv is not None and self.sched.kv_events is not None:
+            self.publish_kv(self.sched.kv_events.take())
 
     def on_idle(self) -> None:
         """Nothing can run: check the books if something changed, show the load, sleep until main writes. [R31]"""
@@ -171,12 +183,15 @@ class Leader:
             self.sched.check()
             self._books_at, self._books_due_ns = state, now + BOOKS_EVERY_NS
         self.show_load()
-        self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
+        if self.sched.grammars is not None and self.sched.grammars.num_jobs:
+            self.masking.wait_any(self.compiling, GRAMMAR_WAIT_S)
+        else:
+            self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
 
     def show_load(self) -> None:
         """Write each attention-DP rank's row on the board: once a step as it begins, and when idle. [R8]"""
         sched, c, now, start = self.sched, self.sched.counters, time.monotonic_ns(), 0
-        kept = sched.sessions.counters
+        kept, tiers, t = sched.sessions.counters, sched.tiers, sched.tiers.counters
         step_start_ns = self.launched[0][1] if self.launched else 0
         decode, longest_gap_ns = sched.decoding_slots(), sched.longest_gap.longest_ns(now)
         for i, rank in enumerate(sched.ranks):
@@ -185,13 +200,17 @@ class Leader:
             evictable, in_tree = tree.evictable_pages, tree.num_pages
             self._rows[i] = (
                 sched.step, step_start_ns, self.last_step_ns, now,
-                len(rank.decoding) + len(rank.prefilling), sched.num_waiting if i == 0 else 0,
+                len(rank.decoding) + len(rank.prefilling) + len(rank.moving), sched.num_waiting if i == 0 else 0,
                 sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
                 c.retracted, c.stale, c.books_checked, c.expired, c.dropped,
                 c.thinking_forced, kept.kept, kept.resumed, kept.expired, kept.evicted,
                 sched.prefill_rate.per_second, longest_gap_ns,
+                tiers.hosts[i].capacity, len(tiers.hosts[i]),
+                tiers.files.capacity if i == 0 else 0, len(tiers.files) if i == 0 else 0,
+                c.cached_host_tokens, c.cached_storage_tokens, t.saved, t.loaded, t.copied, t.stored, t.fetched,
+                t.failed,
             )  # fmt: skip
             start = end
             self.ends.board.write_load(i, self._rows[i : i + 1])
@@ -199,12 +218,15 @@ class Leader:
 
 def merge(ours: StepResult, theirs: StepResult) -> StepResult:
     """One result of two: each row was sampled by the one rank that owns its KV."""
-    take = theirs.counts > 0
+    take, logprobs = theirs.counts > 0, join(ours.logprobs, theirs.logprobs)
+    if len(theirs.done) or len(theirs.failed):
+        done, failed = np.concatenate([ours.done, theirs.done]), np.concatenate([ours.failed, theirs.failed])
+        ours = replace(ours, done=done, failed=failed)
     if not take.any():
-        return ours
+        return replace(ours, logprobs=logprobs)
     width = max(ours.ids.shape[1], theirs.ids.shape[1])
     counts, ids = ours.counts.copy(), np.full((len(take), width), -1, np.int32)
     ids[:, : ours.ids.shape[1]] = ours.ids
     counts[take] = theirs.counts[take]
     ids[take, : theirs.ids.shape[1]] = theirs.ids[take]
-    return StepResult(ours.step, counts, ids, ours.start_ns, ours.end_ns)
+    return replace(ours, counts=counts, ids=ids, logprobs=logprobs)

@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from llguidance import LLExecutor
 
 from glm53d._native import ByteVocab, set_parent_death_signal
 from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone, StartError
+from glm53d.grammar.compiler import Compiler
 from glm53d.ipc.board import Board
-from glm53d.ipc.channels import Channels
-from glm53d.ipc.records import OUTPUT, RANK_ROW, RankState
+from glm53d.ipc.channels import MAX_RESULT_RING_BYTES, Channels
+from glm53d.ipc.records import LOGPROB, OUTPUT, RANK_ROW, RESULT, RankState
+from glm53d.kv.events import KvEvents
 from glm53d.obs import log as logs
 from glm53d.runner.base import Loaded, Runner
-from glm53d.sched.scheduler import Limits, Scheduler
+from glm53d.runner.page_files import PageFiles
+from glm53d.sched.grammar import Grammars
+from glm53d.sched.logprobs import MAX_STEP_TARGETS, MAX_TOP
+from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
+from glm53d.sched.tiers import TierLimits
 from glm53d.worker import follower
+from glm53d.worker.grammar import ThreadPool
 from glm53d.worker.leader import Leader
 
 log = logging.getLogger(__name__)
@@ -108,11 +116,13 @@ def rank_main(spec: RankSpec) -> None:
         loaded = runner.load(report.progress)
         limits = limits_of(spec, loaded)
         check_ring(spec.config.world.ring_bytes, limits.max_seq_len)
+        check_result_ring(spec.config, limits)
         report.loaded(loaded, limits.max_req_input_len, begun - spec.spawned_ns, time.monotonic_ns() - begun)
+        compiler = make_compiler(spec) if spec.rank == 0 else None
         gc.collect()
         gc.freeze()
-        if spec.rank == 0:
-            lead(spec, report, runner, limits)
+        if compiler is not None:
+            lead(spec, report, runner, limits, compiler, stored_pages(spec.config, loaded))
         else:
             ends = spec.channels.follower_ends(spec.rank)
             report.set(state=RankState.RUNNING)
@@ -140,8 +150,9 @@ def make_runner(spec: RankSpec) -> Runner:
         from glm53d.runner.sim import SimRunner
 
         return SimRunner(
-            spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer, spec.eos_ids
-        )
+            spec.config, spec.attn_dp_rank, max_slots, spec.num_base_ids, spec.tokenizer, spec.eos_ids,
+            spec.attn_tp_rank,
+        )  # fmt: skip
     from glm53d.runner.torch_runner import TorchRunner  # imports torch
 
     return TorchRunner(
@@ -167,8 +178,33 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         session_ttl_ns=int(config.scheduler.session_ttl_s * 1e9),
         max_session_pages=int(config.scheduler.session_share * loaded.num_pages),
         max_biased=config.scheduler.max_biased_requests, max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
-        debug=config.scheduler.debug_checks,
+        tiers=tier_limits(config, loaded), debug=config.scheduler.debug_checks,
     )  # fmt: skip
+
+
+def tier_limits(config: Config, loaded: Loaded) -> TierLimits:
+    """What fits into the slower tiers, and what moving a page takes. [R32]"""
+    cache, parallel = config.cache, config.parallel
+    page_bytes = loaded.kv_bytes_per_token * loaded.page_size
+    has_peers = cache.peer_bytes_per_s > 0 and parallel.attn_dp_size > 1
+    return TierLimits(
+        host_pages=loaded.num_host_pages,
+        file_pages=cache.storage_bytes // page_bytes if cache.storage_path else 0,
+        step_pages=max(1, cache.step_bytes // page_bytes),
+        load_ns=int(1e9 * page_bytes / cache.host_bytes_per_s),
+        fetch_ns=int(1e9 * page_bytes / cache.storage_bytes_per_s),
+        peer_ns=int(1e9 * page_bytes / cache.peer_bytes_per_s) if has_peers else -1,
+        group_size=parallel.tp_size // parallel.attn_dp_size,
+    )
+
+
+def stored_pages(config: Config, loaded: Loaded) -> np.ndarray:
+    """Hashes [n, 2] uint64 of the page files that another start has left, oldest first."""
+    if not config.cache.storage_path:
+        return NO_HASHES
+    hashes = PageFiles(Path(config.cache.storage_path), loaded.page_file_bytes).scan()
+    log.info("%d pages of KV are in files", len(hashes))
+    return hashes
 
 
 def check_ring(ring_bytes: int, max_seq_len: int) -> None:
@@ -182,18 +218,53 @@ def check_ring(ring_bytes: int, max_seq_len: int) -> None:
         )
 
 
-def lead(spec: RankSpec, report: Report, runner: Runner, limits: Limits) -> None:
+def check_result_ring(config: Config, limits: Limits) -> None:
+    """Raise StartError unless a follower's ring takes the result of the largest step, in which all ask for logprobs."""
+    room = min(config.world.ring_bytes, MAX_RESULT_RING_BYTES)
+    num_sampled = limits.max_running * limits.decode_len
+    num_bytes = RESULT.itemsize + 4 * (limits.max_running + num_sampled)
+    num_bytes += (num_sampled + MAX_STEP_TARGETS) * (4 + LOGPROB.itemsize * (1 + MAX_TOP))
+    needed = 2 * (num_bytes + 64)  # half a ring is a record with its header and padding
+    if config.parallel.tp_size > 1 and needed > room:
+        raise StartError(
+            f"a result of {limits.max_running} requests takes up to {num_bytes} bytes, and the ring for it has {room}: "
+            "lower scheduler.max_running_requests, or raise world.ring_bytes if it is less than "
+            f"{MAX_RESULT_RING_BYTES}"
+        )
+
+
+def make_compiler(spec: RankSpec) -> Compiler:
+    """Of grammars, over the tokenizer's vocabulary."""
+    return Compiler(spec.token_bytes, spec.num_base_ids, spec.eos_ids)
+
+
+def lead(
+    spec: RankSpec, report: Report, runner: Runner, limits: Limits, compiler: Compiler, stored: np.ndarray
+) -> None:
     """Wait until every follower has loaded, then run the node."""
     ends = spec.channels.leader_ends()
     for rank in range(1, spec.config.parallel.tp_size):
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
     report.set(state=RankState.RUNNING)
+    grammar = spec.config.grammar
+    compiling, masking = ThreadPool(1, "compile"), ThreadPool(grammar.threads, "mask")
+    grammars = Grammars(compiler, compiling, masking, grammar.max_cached, LLExecutor(grammar.threads))
+    vocab = ByteVocab(spec.token_bytes, spec.special)
+    kv_events = publish_kv = None
+    if spec.config.kv_events.endpoint:
+        from glm53d.worker.kv_events import KvPublisher  # imports zmq
+
+        kv_events = KvEvents(limits.attn_dp_size, limits.page_size)
+        publish_kv = KvPublisher(spec.config.kv_events, limits.attn_dp_size).publish
     leader = Leader(
-        Scheduler(limits, ByteVocab(spec.token_bytes, spec.special), spec.channels.world_id),
+        Scheduler(limits, vocab, spec.channels.world_id, grammars=grammars, stored=stored, kv_events=kv_events),
         runner,
         ends,
         spin_ns(spec),
         int(spec.config.scheduler.watchdog_s * 1e9),
+        compiling,
+        masking,
+        publish_kv,
     )
     leader.run()
 
