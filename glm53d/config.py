@@ -129,6 +129,7 @@ class Scheduler(Section, frozen=True):
     placement: Annotated[Literal["least_cost", "round_robin", "total_requests", "total_tokens", "follow_bootstrap_room"], doc("How a request's attention-DP rank is chosen. least_cost: by queued and uncached prompt tokens, then where its session's prefix is kept, then by load. follow_bootstrap_room: the remainder of that field by their number.")] = "least_cost"  # fmt: skip
     session_ttl_s: Annotated[float, doc("How long the prefix of a turn that ends in tool calls is kept for the session's next turn; 0: not at all.", ge=0)] = 300.0  # fmt: skip
     session_share: Annotated[float, doc("Of a KV pool, what sessions may keep so; others get it when they need room.", ge=0, le=1)] = 0.5
+    thinking_share: Annotated[float, doc("Of a chat's max_tokens, what may be thinking where the request has no budget of its own, so that an answer has room; 0: all.", ge=0, le=1)] = 0.0  # fmt: skip
     overlap: Annotated[bool, doc("Launch a step while the one before computes. Where that gains nothing it is not done: on the CPU, and with drafts.")] = True  # fmt: skip
     watchdog_s: Annotated[float, doc("A step older than this makes /health answer 503.", gt=0)] = 300.0
     debug_checks: Annotated[bool, doc("Check the books after every step; slow, for tests.")] = False

@@ -75,7 +75,8 @@ class Drafter:
         num_drafts = self.drafts.shape[1]
         for i in range(num_drafts):
             logits = self.mtp.model.logits(state, counts)
-            drawn = self.sampler.sample(logits, rows.slot[rows.owned], position[rows.owned] + 2 + i)
+            slot = rows.slot[rows.owned]
+            drawn = self.sampler.sample(logits, slot, position[rows.owned] + 2 + i, np.full(len(slot), i))
             ids = self.share_ids(drawn, counts)
             self.drafts[slots, i] = ids
             if i + 1 < num_drafts:

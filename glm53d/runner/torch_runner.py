@@ -23,13 +23,17 @@ from glm53d.model.mtp import Mtp
 from glm53d.model.step import Step, last_tokens, plan_split, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
-from glm53d.runner.base import Loaded, Progress
+from glm53d.runner import logprobs
+from glm53d.runner.base import Loaded, Progress, host_pages
 from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
 from glm53d.runner.graphs import Backend, CudaGraphs, Graphs, SlotState
+from glm53d.runner.kv_copy import KvCopies
 from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox
-from glm53d.runner.rows import Rows
+from glm53d.runner.masks import Masks
+from glm53d.runner.rows import Rows, within
 from glm53d.runner.sampler import Sampler
 from glm53d.runner.speculate import Drafter, ShareIds, accepted
+from glm53d.runner.tables import SamplingTables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CUDA_RESERVE = 0.1  # of what the weights leave on a GPU: for temporary arrays
@@ -43,7 +47,10 @@ class Launched:
     rows: Rows
     samples: Tensor  # of the sampled rows, on the device
     num_accepted: Tensor
+    asked: list[logprobs.Asked]
+    top_logprobs: np.ndarray
     start_ns: int
+    wait_us: int
 
 
 class TorchRunner:
@@ -132,6 +139,12 @@ class TorchRunner:
         mtp = Mtp(model_config, checkpoint, self.ranks, self.model, eps) if num_mtp else None
         checkpoint.close()
 
+        self.state = SlotState.zeros(self.max_slots, num_drafts, self.device)
+        num_table_rows = self.config.scheduler.max_biased_requests if self.layout.owns_rows else 0
+        tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
+        tables = SamplingTables(num_table_rows, tokenizer_size, self.layout.attn_dp_rank, self.state.drafts)
+        self.sampler = Sampler(self.max_slots, tables, self.eos_ids)
+
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
         shape = KvShape(model_config, page_size, self.dtype, fp8=self.config.kv.dtype == "fp8", num_mtp=num_mtp)
@@ -149,33 +162,40 @@ class TorchRunner:
             ring = self._mailbox_ends.ring if self._mailbox_ends is not None else None
             self._upload = Upload(self._driver, ring.array() if ring is not None else None)
         self.share_ids: ShareIds = self.ranks.share_ids
+        self.peer_pages: PeerPages | None = None
         if self._mailbox is not None:
             self.peer_pages = PeerPages(self._mailbox, self.cache, self.layout, pools_at)
             if self._driver is None:
                 self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
-        tokenizer_size = min(self.tokenizer_size, model_config.vocab_size)
-        self.sampler = Sampler(self.max_slots, tokenizer_size, self.device, self.eos_ids)
-        self.state = SlotState.zeros(self.max_slots, num_drafts, self.device)
         self.graphs: Graphs | None = None
         if self.graph_backend is not None:
             self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout)
         self.drafter: Drafter | None = None
         if mtp is not None:
             self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.state.drafts)
+        tiers = self.config.cache
+        num_host_pages = host_pages(tiers.host_bytes, sum(shape.page_bytes))
+        storage = Path(tiers.storage_path) if tiers.storage_path else None
+        self.copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout)
         progress("kv cache", 100)
-        return Loaded(num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read)
+        return Loaded(
+            num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read, num_host_pages,
+            sum(shape.page_bytes),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
         """Start a step; the batch's arrays may be reused once this returns."""
         start_ns = time.monotonic_ns()
-        if len(batch.inits):
-            self.sampler.init_slots(batch.inits)
+        if len(batch.inits) or len(batch.tables):
+            self.sampler.init_slots(batch)
         if len(batch.run_slot):
             self.cache.append_pages(batch.run_slot, batch.run_start, batch.run_count, batch.pages)
+        self.copies.begin_step(batch.moves)
         rows = Rows.of(batch, self.layout)
-        samples, num_accepted = self._run(batch, rows)
-        self._launched.append(Launched(batch.step, rows, samples, num_accepted, start_ns))
+        samples, num_accepted, asked = self._run(batch, rows)
+        top = batch.top_logprobs.copy()
+        self._launched.append(Launched(batch.step, rows, samples, num_accepted, asked, top, start_ns, batch.wait_us))
         if self._upload is not None:
             self._upload.settle()
 
@@ -187,40 +207,58 @@ class TorchRunner:
         ids = np.full((len(owned), launched.samples.shape[1]), -1, np.int32)
         counts[owned] = launched.num_accepted.cpu().numpy()[owned[sampled]] + 1
         ids[owned] = launched.samples.cpu().numpy()[owned[sampled]]
-        return StepResult(launched.step, counts, ids, launched.start_ns, time.monotonic_ns())
+        found = logprobs.collect(launched.asked, launched.top_logprobs, counts)
+        done, failed = self.copies.ended(launched.wait_us)
+        return StepResult(
+            launched.step, counts, ids, launched.start_ns, time.monotonic_ns(), found, done, failed
+        )
 
     def close(self) -> None:
         """Drop steps not collected and leave the world. The memory goes with this object."""
         self._launched.clear()
+        self.copies.close()
         if self._upload is not None:
             self._upload.close()
         if self._mailbox is not None:
             self._mailbox.close()
         self.ranks.close()
 
-    def _run(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Of all groups' rows that sample: what was sampled [n, 1 + k], and how many drafts of it are accepted [n]."""
+    def _run(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor, list[logprobs.Asked]]:
+        """Of all groups' rows that sample: what was sampled [n, 1 + k], and how many drafts of it are accepted [n].
+
+        Then the logprobs that this rank's own rows ask for.
+        """
         num_sampled = int(np.count_nonzero(rows.sampled))
         samples = torch.full((num_sampled, 1 + self.state.drafts.shape[1]), -1, device=self.device)
         if not batch.num_rows:
-            return samples, samples[:, 0]
+            return samples, samples[:, 0], []
         step, hidden, logits = self._forward(batch, rows)
+        asked: list[logprobs.Asked] = []
+        if len(batch.targets):
+            asked += logprobs.of_prompts(
+                self.model, batch, rows, hidden, self.tokenizer_size, is_normed=self.drafter is not None
+            )
         ids, num_accepted = samples[:0, 0], samples[:, 0]
         if num_sampled:
-            slots = np.repeat(rows.slot[rows.owned], rows.num_logits[rows.owned])
-            own_ids = self.sampler.sample(logits, slots, rows.sampled_positions(rows.owned))
+            num_logits = rows.num_logits[rows.owned]
+            slots = np.repeat(rows.slot[rows.owned], num_logits)
+            positions, masks = rows.sampled_positions(rows.owned), Masks.of(batch, rows)
+            own_ids = self.sampler.sample(logits, slots, positions, within(num_logits), masks)
+            if len(batch.top_logprobs):
+                asked += logprobs.of_samples(batch, rows, logits, own_ids, self.tokenizer_size)
             ids = self.share_ids(own_ids, rows.dp_num_logits)
             count = rows.num_logits[rows.sampled]
             samples[self._index(np.repeat(np.arange(num_sampled), count)), self._index(within(count))] = ids
             slot, state = self._index(rows.slot[rows.sampled]), self.state
-            fed = torch.from_numpy(rows.fed[rows.sampled]).to(self.device)
+            fed = torch.from_numpy((rows.fed & ~rows.masked)[rows.sampled]).to(self.device)
             num_accepted = accepted(samples, self.state.drafts[slot], fed)
             state.last_id[slot] = samples.gather(1, num_accepted[:, None])[:, 0]
             prompt_len = self._index(np.where(rows.fed, -1, rows.seq_len)[rows.sampled])
             state.length[slot] = torch.where(prompt_len < 0, state.length[slot] + num_accepted, prompt_len) + 1
+            self.sampler.tables.count(rows.slot[rows.sampled], samples, num_accepted)
         if self.drafter is not None and step is not None:
             self.drafter.draft(rows, step, hidden, ids, num_accepted)
-        return samples, num_accepted
+        return samples, num_accepted, asked
 
     def _forward(self, batch: Batch, rows: Rows) -> tuple[Step | None, Tensor, Tensor]:
         """The step as the model sees it, which the drafter wants; of this group's tokens the states behind the last
@@ -293,8 +331,3 @@ class TorchRunner:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size
-
-
-def within(counts: np.ndarray) -> np.ndarray:
-    """0 .. counts[0] - 1, then 0 .. counts[1] - 1, and so on."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -2,10 +2,27 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-from glm53d.ipc.records import GENERATE, HELPER, IGNORE_EOS, OUTPUT, THINKING_FORCED, FinishReason, align8
+from glm53d.grammar.compiler import Matcher
+from glm53d.ipc.records import (
+    BIAS,
+    GENERATE,
+    HELPER,
+    IGNORE_EOS,
+    ONLY_BIASED,
+    OUTPUT,
+    THINKING_FORCED,
+    FinishReason,
+    Packer,
+    align8,
+)
+from glm53d.sched.logprobs import Unsent
+from glm53d.sched.tiers import Fetch, Loads
+
+_generate, _output = Packer(GENERATE), Packer(OUTPUT)
 
 MAX_LEVEL = 16  # of a request's priority, up and down: what bounds how long it can be overtaken
 
@@ -14,13 +31,19 @@ class ReqState(IntEnum):
     """Where a request stands. Legal changes are in NEXT."""
 
     WAITING = 0  # in the queue: new or retracted; holds no page
-    PREFILL = 1  # has a slot and pages; tokens of its prompt, or forced ones, are in no step yet
-    DECODE = 2  # in every step
-    DONE = 3  # nothing of it is left
+    FETCH = 1  # part of its prefix is on its way from files to host memory; holds no page of a pool
+    MOVING = 2  # has a slot and pages; part of its prefix is on its way into them
+    PREFILL = 3  # has a slot and pages; tokens of its prompt, or forced ones, are in no step yet
+    DECODE = 4  # in every step
+    DONE = 5  # nothing of it is left
+    GRAMMAR = 6  # its grammar is being compiled: it is in no queue yet
 
 
 NEXT = {
-    ReqState.WAITING: (ReqState.PREFILL, ReqState.DONE),
+    ReqState.GRAMMAR: (ReqState.WAITING, ReqState.DONE),
+    ReqState.WAITING: (ReqState.FETCH, ReqState.MOVING, ReqState.PREFILL, ReqState.DONE),
+    ReqState.FETCH: (ReqState.WAITING, ReqState.DONE),
+    ReqState.MOVING: (ReqState.PREFILL, ReqState.WAITING, ReqState.DONE),
     ReqState.PREFILL: (ReqState.DECODE, ReqState.WAITING, ReqState.DONE),
     ReqState.DECODE: (ReqState.PREFILL, ReqState.WAITING, ReqState.DONE),
     ReqState.DONE: (),
@@ -36,13 +59,15 @@ class Req:
     """
 
     handle: int
-    head: np.void  # GENERATE: parameters as main sent them
+    head: dict[str, Any]  # GenerateRecord's fields: parameters as main sent them
     tokens: np.ndarray  # [num_tokens] int32
     num_prompt_ids: int
     num_output_ids: int  # while it waits; Slots.num_output while it runs
     hashes: np.ndarray  # [n, 2] uint64 of the sequence's full pages, as far as known
     stop_ids: np.ndarray  # int32, beyond the model's own end-of-turn ids
     stop_strings: list[bytes]
+    logit_bias: np.ndarray  # BIAS
+    grammar: bytes  # of its output, from where head["grammar_kind"] says; b"": none
     rid: str
     order: int  # arrival number
     turn: int  # where ranks that are equal to it begin: its bootstrap room, else its arrival number [R25]
@@ -56,7 +81,12 @@ class Req:
     dp_rank: int = -1
     node: int = 0  # of the prefix tree, locked while it runs
     tree_pages: int = 0  # leading pages of its table that the tree owns; the others are its own
-    cached_tokens: int = -1  # found at first admission, never changed after [F-D7]
+    table_row: int = -1  # of its rank's sampling tables, while it runs and if it needs one
+    fetch: Fetch | None = None  # while it waits: files of its prefix, on their way or in host memory for it
+    loads: Loads | None = None  # while it is MOVING
+    cached: tuple[int, int, int] | None = None  # tokens found by tier at first admission, never changed after [F-D7]
+    logprobs: Unsent | None = None  # None: it has not asked for any
+    matcher: Matcher | None = None  # its place in its grammar, from when that is compiled
     num_retractions: int = 0
     thinking_forced: bool = False  # the end of its thinking was not the model's own
     num_accepted: int = 0  # draft tokens, before it took its slot
@@ -70,6 +100,22 @@ class Req:
         """Stop ids or stop strings of its own."""
         return len(self.stop_ids) > 0 or len(self.stop_strings) > 0
 
+    @property
+    def is_penalised(self) -> bool:
+        """What was said counts for what is sampled."""
+        head = self.head
+        return bool(head["frequency_penalty"] or head["presence_penalty"] or head["repetition_penalty"] != 1.0)
+
+    @property
+    def needs_table(self) -> bool:
+        """A row of the sampling tables."""
+        return self.is_penalised or len(self.logit_bias) > 0 or bool(self.head["flags"] & ONLY_BIASED)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Of tokens of its prompt that are in no result yet."""
+        return self.logprobs is not None and self.logprobs.wants_prompt
+
     def become(self, state: ReqState) -> None:
         """The one way to change state."""
         assert state in NEXT[self.state], f"request {self.handle:#x}: {self.state.name} -> {state.name}"
@@ -78,35 +124,38 @@ class Req:
     @classmethod
     def from_record(cls, data: bytes, order: int, now_ns: int) -> "Req":
         """A request as main sent it; a resumed one comes with the ids it has already put out. [R53]"""
-        head = np.frombuffer(data, GENERATE, 1)[0]
+        head = _generate.unpack(data)
         offset = GENERATE.itemsize
 
-        def part(dtype: type, count: int) -> np.ndarray:
+        def part(dtype: type | np.dtype, count: int) -> np.ndarray:
             nonlocal offset
             array: np.ndarray = np.frombuffer(data, dtype, count, offset)
             offset += align8(array.nbytes)
             return array
 
-        prompt = part(np.int32, int(head["num_prompt_ids"]))
-        output = part(np.int32, int(head["num_output_ids"]))
-        hashes = part(np.uint64, 2 * int(head["num_page_hashes"])).reshape(-1, 2)
-        stop_ids = part(np.int32, int(head["num_stop_ids"]))
-        stop_strings = _split(bytes(part(np.uint8, int(head["stop_bytes"]))))
-        for name, size in (("num_logit_bias", 8), ("grammar_bytes", 1)):
-            offset += align8(int(head[name]) * size)
-        rid = bytes(part(np.uint8, int(head["rid_bytes"]))).decode()
-        cached = int(head["cached_device"])
-        is_helper = bool(int(head["flags"]) & HELPER)
-        level = int(head["priority"]) - is_helper
+        prompt = part(np.int32, head["num_prompt_ids"])
+        output = part(np.int32, head["num_output_ids"])
+        hashes = part(np.uint64, 2 * head["num_page_hashes"]).reshape(-1, 2)
+        stop_ids = part(np.int32, head["num_stop_ids"])
+        stop_strings = _split(bytes(part(np.uint8, head["stop_bytes"])))
+        logit_bias = part(BIAS, head["num_logit_bias"])
+        grammar = bytes(part(np.uint8, head["grammar_bytes"]))
+        rid = bytes(part(np.uint8, head["rid_bytes"])).decode()
+        is_helper = bool(head["flags"] & HELPER)
+        level = head["priority"] - is_helper
+        was_admitted = head["cached_device"] >= 0
         return cls(
-            handle=int(head["handle"]), head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
+            cached=(head["cached_device"], head["cached_host"], head["cached_storage"]) if was_admitted else None,
+            handle=head["handle"], head=head, tokens=np.concatenate([prompt, output]) if len(output) else prompt,
             num_prompt_ids=len(prompt), num_output_ids=len(output), hashes=hashes, stop_ids=stop_ids,
-            stop_strings=stop_strings, rid=rid, order=order, wanted_rank=int(head["dp_rank"]),
-            turn=order if head["bootstrap_room"] < 0 else int(head["bootstrap_room"]),
+            stop_strings=stop_strings, logit_bias=logit_bias, grammar=grammar, rid=rid, order=order,
+            wanted_rank=head["dp_rank"],
+            turn=order if head["bootstrap_room"] < 0 else head["bootstrap_room"],
             level=max(-MAX_LEVEL, min(level, MAX_LEVEL)),
-            session=0 if is_helper else int(head["session"]), deadline_ns=int(head["deadline_ns"]),
-            thinking_forced=bool(int(head["flags"]) & THINKING_FORCED), cached_tokens=cached, inbox_ns=now_ns,
-            waiting_since_ns=now_ns,
+            session=0 if is_helper else head["session"], deadline_ns=head["deadline_ns"],
+            thinking_forced=bool(head["flags"] & THINKING_FORCED), inbox_ns=now_ns,
+            waiting_since_ns=now_ns, logprobs=Unsent.of(prompt, head["top_logprobs"], head["logprob_start"]),
+            state=ReqState.GRAMMAR if grammar else ReqState.WAITING,
         )  # fmt: skip
 
 
@@ -130,12 +179,20 @@ class Slots:
         )  # tokens until thinking is ended by force, -1: it is not [R46]
         self.num_thinking = 0  # running requests with such a limit: while 0, nobody looks
         self.needs_value = np.zeros(max_slots, bool)  # its next step hangs on the value of its last token
+        # With a grammar a slot is in one of three ways: think_free until the grammar begins behind its thinking;
+        # constrained: its next id must be one of its matcher's mask; and held while that mask is not there. [R35]
+        self.think_free = np.zeros(max_slots, bool)
+        self.constrained = np.zeros(max_slots, bool)
+        self.held = np.zeros(max_slots, bool)
+        self.num_with_grammar = 0  # running requests in any of them: while 0, nobody looks
         self.num_output = np.zeros(max_slots, np.int64)
         self.max_output = np.zeros(max_slots, np.int64)
         self.ignore_eos = np.zeros(max_slots, bool)
         self.has_stop_ids = np.zeros(max_slots, bool)
         self.has_stop_strings = np.zeros(max_slots, bool)
         self.num_with_stops = 0  # running requests with either: while 0, nobody looks
+        self.top_logprobs = np.full(max_slots, -1, np.int32)  # -1: it has not asked for any
+        self.asking: list[int] = []  # slots that have
         self.token_ns = np.zeros(max_slots, np.int64)  # when it had its last token since admission, 0: not yet
         self.num_pages = np.zeros(max_slots, np.int64)
         self.table = np.zeros((max_slots, 64), np.int32)  # page numbers; columns double on need
@@ -145,8 +202,9 @@ class Slots:
         self.out_head_bytes = self.out_heads.view(np.uint8).reshape(max_slots, OUTPUT.itemsize)  # the same memory
         self.reqs: list[Req | None] = [None] * max_slots
         self._free = list(range(max_slots - 1, -1, -1))
-        self.gone = np.zeros(max_slots, bool)
-        self._leaving: list[tuple[int, int]] = []  # (last step launched with it, slot) of those gone
+        self.gone = np.zeros(max_slots, np.int8)  # above 0: a row of it in a result does not count
+        # (last step launched with it, slot, whether it is free behind that) for each of these counts
+        self._leaving: list[tuple[int, int, bool]] = []
 
     @property
     def any_gone(self) -> bool:
@@ -167,14 +225,16 @@ class Slots:
         self.num_output[slot] = self.sent[slot] = req.num_output_ids
         self.max_output[slot] = max_output
         self.end_len[slot] = req.num_prompt_ids + max_output
-        self.ignore_eos[slot] = bool(int(head["flags"]) & IGNORE_EOS)
+        self.ignore_eos[slot] = bool(head["flags"] & IGNORE_EOS)
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
         self.has_stop_strings[slot] = len(req.stop_strings) > 0
         self.num_with_stops += req.has_stops
+        self.top_logprobs[slot] = -1 if req.logprobs is None else req.logprobs.width - 1
+        if req.logprobs is not None:
+            self.asking.append(slot)
         self.token_ns[slot] = self.num_pages[slot] = 0
-        self.interval[slot] = max(1, int(head["stream_interval"]))
-        self.out_heads[slot] = out_head(req)
-        self.out_heads[slot]["admitted_ns"] = req.admitted_ns
+        self.interval[slot] = max(1, head["stream_interval"])
+        self.out_head_bytes[slot] = np.frombuffer(out_head(req), np.uint8)
         return slot
 
     def release(self, req: Req, last_step: int) -> None:
@@ -182,11 +242,14 @@ class Slots:
         slot = req.slot
         self.reqs[slot] = None
         self.num_with_stops -= req.has_stops
+        if req.logprobs is not None:
+            self.asking.remove(slot)
+        self.leave_grammar(slot)
         self.limit_thinking(np.array([slot]), np.array([-1]))
         req.slot = -1
-        if self.prefix_len[slot] > self.computed_len[slot]:
-            self.gone[slot] = True
-            self._leaving.append((last_step, slot))
+        if self.prefix_len[slot] > self.computed_len[slot] or self.gone[slot]:
+            self.gone[slot] += 1
+            self._leaving.append((last_step, slot, True))
         else:
             self._free.append(slot)
 
@@ -194,14 +257,37 @@ class Slots:
         """So many tokens may come before thinking is ended. Before the last of them a row waits for its value. [R34]"""
         self.num_thinking += int(np.count_nonzero(left >= 0)) - int(np.count_nonzero(self.think_left[slots] >= 0))
         self.think_left[slots] = left
-        self.needs_value[slots] = (left == 0) | (left == 1)
+        self.needs_value[slots] = (left == 0) | (left == 1) | self.constrained[slots]
+
+    def await_grammar(self, slot: int) -> None:
+        """Its grammar begins behind the end of its thinking."""
+        self.num_with_grammar += 1
+        self.think_free[slot] = True
+
+    def begin_grammar(self, slot: int, *, has_mask: bool) -> None:
+        """From its next id on its grammar holds. A constrained row waits for each token's value."""
+        self.num_with_grammar += not self.think_free[slot]
+        self.think_free[slot] = False
+        self.constrained[slot] = self.needs_value[slot] = True
+        self.held[slot] = not has_mask
+
+    def leave_grammar(self, slot: int) -> None:
+        """Whoever takes the slot next has none of it."""
+        self.num_with_grammar -= bool(self.think_free[slot] or self.constrained[slot])
+        self.think_free[slot] = self.constrained[slot] = self.held[slot] = False
+
+    def void(self, slot: int, last_step: int) -> None:
+        """What launched steps compute for a slot, up to that one, does not count: its request goes on otherwise."""
+        self.gone[slot] += 1
+        self._leaving.append((last_step, slot, False))
 
     def collected(self, step: int) -> None:
         """A step's result is in: slots that only it still named are free."""
         while self._leaving and self._leaving[0][0] <= step:
-            _, slot = self._leaving.pop(0)
-            self.gone[slot] = False
-            self._free.append(slot)
+            _, slot, leaves = self._leaving.pop(0)
+            self.gone[slot] -= 1
+            if leaves:
+                self._free.append(slot)
 
     def add_pages(self, slot: int, pages: np.ndarray) -> None:
         """Append pages to a slot's table."""
@@ -217,22 +303,28 @@ class Slots:
         self.table = wider
 
 
-def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> np.void:
+def out_head(req: Req, reason: FinishReason = FinishReason.NONE) -> bytes:
     """The fixed part of an output record of a request, as far as it does not change from step to step."""
-    head = np.zeros(1, OUTPUT)[0]
-    head["handle"] = req.handle
-    head["finish_reason"] = reason
-    head["matched_id"] = head["matched_stop"] = -1
-    head["num_prompt_ids"] = req.num_prompt_ids
-    head["token_offset"] = head["num_output_ids"] = req.num_output_ids
-    head["cached_device"] = max(0, req.cached_tokens)
-    head["num_retractions"] = req.num_retractions
-    head["num_accepted"] = req.num_accepted
-    head["flags"] = THINKING_FORCED if req.thinking_forced else 0
-    head["dp_rank"] = req.dp_rank
-    head["inbox_ns"] = req.inbox_ns
-    head["queue_ns"] = req.queue_ns
-    return head
+    device, host, storage = req.cached or (0, 0, 0)
+    return _output(
+        handle=req.handle,
+        finish_reason=reason,
+        matched_id=-1,
+        matched_stop=-1,
+        num_prompt_ids=req.num_prompt_ids,
+        token_offset=req.num_output_ids,
+        num_output_ids=req.num_output_ids,
+        cached_device=device,
+        cached_host=host,
+        cached_storage=storage,
+        num_retractions=req.num_retractions,
+        num_accepted=req.num_accepted,
+        flags=THINKING_FORCED if req.thinking_forced else 0,
+        dp_rank=req.dp_rank,
+        inbox_ns=req.inbox_ns,
+        admitted_ns=req.admitted_ns,
+        queue_ns=req.queue_ns,
+    )
 
 
 def _split(data: bytes) -> list[bytes]:

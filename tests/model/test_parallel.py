@@ -78,9 +78,14 @@ def test_fp8_rows_are_the_same_on_every_rank(ranks, checkpoints):
         assert serve(world, 1, NUM_NEW) == expected
 
 
-def test_seeded_sampling_from_shards_is_that_of_one_rank(ranks, checkpoints):
+PENALISED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.3}
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.9, "top_p": 0.9, "top_k": 20}, PENALISED], ids=["seeded", "penalised"]
+)
+def test_sampling_from_shards_is_that_of_one_rank(ranks, checkpoints, sampling):
     folder = checkpoints[0][0]
-    sampling = {"temperature": 0.9, "top_p": 0.9, "top_k": 20}
     expected = serve(served(Alone(), config_of(folder)), 5, NUM_NEW, **sampling)
     for attn_dp_size in (1, ranks.size):
         world = served(ranks, config_of(folder, ranks.size, attn_dp_size, ranks.size))

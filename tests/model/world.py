@@ -22,6 +22,7 @@ from glm53d.ipc.segment import Segment
 from glm53d.runner.base import Loaded
 from glm53d.runner.graphs import Eager
 from glm53d.runner.torch_runner import TorchRunner
+from glm53d.sched.grammar import Grammars
 from glm53d.worker.leader import merge
 from tests.helpers.sched_world import SchedWorld
 
@@ -130,7 +131,9 @@ class Alone:
 class ServedWorld(SchedWorld):
     """The real scheduler over real ranks. What it has seen of batches is counted, so that a test can ask for it."""
 
-    def __init__(self, ranks: Ranks | Alone, config: Config, vocab: int, *, graphs: bool = False):
+    def __init__(
+        self, ranks: Ranks | Alone, config: Config, vocab: int, *, graphs: bool = False, grammars: Grammars | None = None
+    ):
         max_running = config.scheduler.max_running_requests
         self.ranks = ranks
         self.loaded = ranks.load(config, max_running, vocab, graphs=graphs)[0]
@@ -144,6 +147,7 @@ class ServedWorld(SchedWorld):
             max_step_tokens=config.scheduler.max_step_tokens,
             max_biased=config.scheduler.max_biased_requests,
             num_draft_tokens=config.speculation.num_draft_tokens,
+            grammars=grammars,
         )
         self.num_idle = self.num_mixed = self.num_split = 0
 

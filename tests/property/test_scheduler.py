@@ -6,6 +6,7 @@ nobody was admitted before one that goes first.
 
 import os
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm53d.ipc.records import HELPER
+from glm53d.sched.tiers import TierLimits
 from tests.helpers.sched_world import SchedWorld
 
 STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
@@ -22,8 +24,17 @@ SEEDS = 20
 def drive(seed: int, steps: int) -> SchedWorld:
     """Random traffic for so many steps, then run dry."""
     rng = random.Random(seed)
+    tiers = TierLimits(
+        host_pages=rng.choice([0, 0, 5, 40]),
+        file_pages=rng.choice([0, 10, 100]),
+        step_pages=rng.choice([1, 4, 100]),
+        load_ns=rng.choice([0, 1]),
+        peer_ns=rng.choice([-1, 0]),
+        group_size=rng.choice([1, 2]),
+    )
     world = SchedWorld(
         seed,
+        tiers=tiers if tiers.host_pages else replace(tiers, file_pages=0),
         attn_dp_size=rng.choice([1, 1, 2, 4]),
         num_pages=rng.choice([12, 30, 60]),
         max_running=rng.choice([2, 6, 12]),
@@ -32,7 +43,9 @@ def drive(seed: int, steps: int) -> SchedWorld:
         max_in_flight=rng.choice([1, 2]),
         session_ttl_ns=rng.choice([0, 5, 100]),
         max_session_pages=rng.choice([4, 100]),
+        max_biased=rng.choice([1, 3, 100]),
     )
+    world.kv.fails = rng.choice([0.0, 0.1])
     needs_value = rng.choice([0.0, 0.1])
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
     handle = 0
@@ -45,6 +58,9 @@ def drive(seed: int, steps: int) -> SchedWorld:
                 "priority": rng.choice([-3, 0, 0, 1]), "flags": rng.choice([0, 0, HELPER]),
                 "deadline_ns": rng.choice([0, 0, world.now + 30]), "stream_interval": rng.choice([1, 1, 3, 50]),
                 "session": rng.choice([0, 1, 2, 3]), "thinking_budget": rng.choice([-1, -1, 0, 1, 5]),
+                "frequency_penalty": rng.choice([0.0, 0.0, 0.5]), "repetition_penalty": rng.choice([1.0, 1.0, 1.2]),
+                "top_logprobs": rng.choice([-1, -1, 0, 3]),
+                "logprob_start": rng.choice([-1, -1, 0, 1, len(prompt) - 1]),
             }  # fmt: skip
             first, count = handle + 1, rng.choice([1, 1, 1, 4])  # several: answers to one prompt [R20]
             fields["group"] = first if count > 1 else 0
@@ -80,6 +96,27 @@ def test_books_balance_and_nothing_is_left_after_random_traffic(seed):
     assert world.is_idle()
     assert set(world.ended) == set(world.prompts)
     assert world.sched.counters.finished > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_token_has_its_logprob_once_whatever_the_traffic(seed):
+    """[R38] Of the prompt from where it was asked for, and of all that was put out; retracted, cached, forced."""
+    world, num_prompt = drive(seed, 1500), 0
+    for handle, (top, start) in world.asked.items():
+        prompt, said, (of_prompt, of_output) = world.prompts[handle], world.received[handle], world.logprobs[handle]
+        assert all(len(row) == 1 + top for row in [*of_prompt, *of_output])
+        assert [row[0][0] for row in of_output] == (said if top >= 0 else [])
+        wanted = prompt[start:] if top >= 0 <= start else []
+        assert [row[0][0] for row in of_prompt] == (wanted if said else wanted[: len(of_prompt)])  # else it was aborted
+        num_prompt += len(of_prompt)
+        for position, row in [*enumerate(of_prompt, start), *enumerate(of_output, len(prompt))]:
+            if position == 0:
+                assert np.isnan(row[0][1]) and {id_ for id_, _ in row[1:]} <= {-1}
+            elif row[0][1] != 0.0:
+                assert row == [(row[0][0] + i, world.logprob(position, row[0][0] + i)) for i in range(1 + top)]
+            else:
+                assert row[0][0] == world.limits.think_end, "only what is forced has no logprob"
+    assert num_prompt > 100
 
 
 def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
