@@ -78,7 +78,7 @@ def generate_record(
         dp_rank=-1 if job.routing.dp_rank is None else job.routing.dp_rank,
         bootstrap_room=-1 if job.routing.bootstrap_room is None else job.routing.bootstrap_room,
         deadline_ns=job.received_ns + round(job.first_token_timeout_s * 1e9) if job.first_token_timeout_s else 0,
-        thinking_budget=-1 if sampling.thinking_budget is None else sampling.thinking_budget,
+        thinking_budget=_thinking_budget(job, config.scheduler.thinking_share),
         cached_device=-1,
         cached_host=-1,
         cached_storage=-1,
@@ -164,6 +164,16 @@ def _bias(sampling: SamplingParams) -> np.ndarray:
         given = dict(pairs)
         pairs = [(id, given.get(id, 0.0)) for id in sampling.allowed_ids]
     return np.array(pairs, BIAS)
+
+
+def _thinking_budget(job: Job, share: float) -> int:
+    """GenerateRecord.thinking_budget: the request's own, or so much of its max_tokens as may be thinking. [R46]"""
+    sampling = job.sampling
+    if sampling.thinking_budget is not None:
+        return sampling.thinking_budget
+    if share and job.out.starts_in_reasoning and sampling.max_new_tokens is not None:
+        return int(share * sampling.max_new_tokens)
+    return -1
 
 
 def _flags(job: Job, helper_max_tokens: int) -> int:

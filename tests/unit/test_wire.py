@@ -5,10 +5,10 @@ import pytest
 
 from glm53d.chat.constraint import Grammar
 from glm53d.chat.conversation import Conversation
-from glm53d.config import Config
+from glm53d.config import Config, Scheduler
 from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
 from glm53d.front.health import Waiting
-from glm53d.front.job import Job, Routing, SamplingParams
+from glm53d.front.job import Job, OutSpec, Routing, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import generate_record, read_finish
 from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason, GrammarKind
@@ -18,9 +18,9 @@ from glm53d.server.openai_common import usage_object
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def head_of(job: Job) -> np.void:
+def head_of(job: Job, config: Config = Config()) -> np.void:  # noqa: B008  frozen
     prompt = Prompt(np.arange(5, dtype=np.int32), np.empty((0, 2), np.uint64), 0)
-    return np.frombuffer(generate_record(1, job, prompt, 1000, bytes(16), Config())[0], GENERATE)[0]
+    return np.frombuffer(generate_record(1, job, prompt, 1000, bytes(16), config)[0], GENERATE)[0]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,23 @@ def test_a_small_chat_without_tools_is_a_helper(tools, sampling, is_helper):
     """[F-J3]"""
     chat = Conversation([{"role": "user", "content": "hi"}], tools)
     assert bool(head_of(Job("r", 0, conversation=chat, sampling=sampling))["flags"] & HELPER) is is_helper
+
+
+@pytest.mark.parametrize(
+    ("chats", "sampling", "budget"),
+    [
+        (True, SamplingParams(max_new_tokens=101), 75),
+        (True, SamplingParams(max_new_tokens=101, thinking_budget=90), 90),
+        (True, SamplingParams(), -1),
+        (False, SamplingParams(max_new_tokens=101), -1),
+    ],
+)
+def test_a_share_of_a_chats_tokens_is_for_the_answer(chats, sampling, budget):
+    """[R46]"""
+    config = Config(scheduler=Scheduler(thinking_share=0.75))
+    job = Job("r", 0, text="hi", sampling=sampling, out=OutSpec(starts_in_reasoning=chats))
+    assert head_of(job, config)["thinking_budget"] == budget
+    assert head_of(job)["thinking_budget"] == (sampling.thinking_budget or -1)
 
 
 def test_a_raw_prompt_is_no_helper():
