@@ -57,7 +57,7 @@ def queue_key(req: Req, ageing_ns: int) -> tuple[int, int]:
     All requests age alike, so the order of two never changes and this is computed once. A request is overtaken only by
     such as come within the head starts between them, so no class starves another. Who is retracted keeps its arrival.
     """
-    return int(req.head["arrival_ns"]) - req.level * ageing_ns, req.order
+    return req.head["arrival_ns"] - req.level * ageing_ns, req.order
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -65,9 +65,19 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
-def usable_prefix(num_tokens: int, page_size: int) -> int:
-    """Pages of a sequence that may come from the cache: one token is left to compute, its logits are the answer."""
-    return (num_tokens - 1) // page_size
+def usable_prefix(req: Req, page_size: int) -> int:
+    """Pages of a request's sequence that may come from the cache.
+
+    One token is left to compute, since its logits are the answer; and all that give the prompt's logprobs.
+    """
+    if req.logprobs is not None and req.logprobs.wants_prompt:
+        return (req.logprobs.next_target - 1) // page_size
+    return (len(req.tokens) - 1) // page_size
+
+
+def saved_share(move_ns: int, compute_ns: int) -> float:
+    """What of computing a page it saves to move it here instead, 0 to 1; all, while no computing has been measured."""
+    return max(0.0, 1.0 - move_ns / compute_ns) if compute_ns else 1.0
 
 
 def victim(running: Iterable[tuple[Req, int]]) -> Req | None:

@@ -5,6 +5,7 @@ import numpy as np
 from glm53d._native import cut
 from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.records import ROW_FEED, THINKING_FORCED, FinishReason
+from glm53d.sched.logprobs import keep_output, take_prompts
 from glm53d.sched.scheduler import Scheduler
 
 NO_ROWS = np.empty(0, np.int64)
@@ -24,6 +25,9 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     sched.counters.steps += 1
     took_ns, sched.last_result_ns = now_ns - max(result.start_ns, sched.last_result_ns), now_ns
     prompts = (batch.row_flags & ROW_FEED) == 0
+    sched.end_moves(result)
+    if not batch.num_rows:
+        return
     if sched.limits.target_itl_ns and batch.mode is Mode.DP:  # no stream runs beside a prompt that all ranks share
         _measure(sched, batch, prompts, took_ns)
     if num_prompts := int(np.count_nonzero(prompts)):
@@ -33,11 +37,14 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
 
     slot, ids, counts, computed = batch.row_slot, result.ids, result.counts, batch.row_prefix_len + batch.row_extend_len
     if slots.any_gone:  # rows of requests that ended while the step ran
-        here = ~slots.gone[slot]
+        here = slots.gone[slot] == 0
         sched.counters.dropped += int(counts[~here].sum())
         slot, ids, counts, computed, prompts = slot[here], ids[here], counts[here], computed[here], prompts[here]
         slots.collected(batch.step)
     slots.computed_len[slot] = computed
+    asked = {}
+    if slots.asking:
+        asked = take_prompts(batch, result, {i: req.logprobs for i in slots.asking if (req := slots.reqs[i])})
     if num_prompts:
         _prompts(sched, slot[prompts], now_ns)
     if not counts.all():
@@ -45,21 +52,29 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         slot, ids, counts = slot[rows], ids[rows], counts[rows]
     if not len(slot):
         return
-    forced = NO_ROWS
+    forced = thought = NO_ROWS
     if slots.num_thinking:
         ids, counts, forced = _end_thinking(sched, slot, ids, counts)
+    if slots.num_with_grammar:
+        counts, thought = _cut_thought(sched, slot, ids, counts)
     cuts = cut(slot, ids, counts, slots.num_output, slots.max_output, slots.ignore_eos, sched.is_eos)
     counts, verdict = cuts[:, 0].copy(), cuts[:, 1]
     stopped = _look_closer(sched, slot, ids, counts, verdict) if slots.num_with_stops else {}
     num_new, gap_ns = sched.log.advance(slot, counts, ids, slots.seq_len, slots.num_output, slots.token_ns, now_ns)
+    for i in np.flatnonzero(slots.top_logprobs[slot] >= 0).tolist() if asked else ():
+        req = slots.reqs[slot[i]]
+        assert req is not None and req.logprobs is not None
+        keep_output(req.logprobs, asked[slot[i]], ids[i, : counts[i]])
     sched.counters.decode_tokens += num_new
     sched.longest_gap.add(gap_ns, now_ns)
     if sched.limits.num_draft_tokens:
         # Drafts that were refused or cut off are computed for nothing.
         slots.prefix_len[slot] = slots.computed_len[slot] = slots.seq_len[slot] - 1
         slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
-    if len(forced):
-        _compute_forced(sched, slot, counts, verdict, forced)
+    if slots.num_with_grammar:
+        _follow_grammars(sched, slot, ids, counts, verdict, thought)
+    if len(forced) or len(thought):
+        _compute_forced(sched, slot, counts, verdict, forced, thought)
     for i in verdict.nonzero()[0].tolist():
         req = slots.reqs[slot[i]]
         assert req is not None
@@ -127,20 +142,62 @@ def _end_thinking(
     return ids, counts, rows
 
 
-def _compute_forced(
-    sched: Scheduler, slot: np.ndarray, counts: np.ndarray, verdict: np.ndarray, forced: np.ndarray
+def _cut_thought(
+    sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A grammar that begins behind thinking does so exactly there: what was sampled behind it had no mask. [F-E15]
+
+    Returns:
+        counts, a copy where changed; indices of the rows whose thinking has ended.
+    """
+    place = np.arange(ids.shape[1])
+    ends = (ids == sched.limits.think_end) & (place < counts[:, None]) & sched.slots.think_free[slot][:, None]
+    rows = np.flatnonzero(ends.any(axis=1))
+    if len(rows):
+        counts = counts.copy()
+        counts[rows] = ends[rows].argmax(axis=1) + 1
+    return counts, rows
+
+
+def _follow_grammars(
+    sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray, verdict: np.ndarray, thought: np.ndarray
 ) -> None:
-    """Behind a forced end of thinking: ranks know another last token, so all that is new is computed from its ids."""
+    """Tell grammars which ids came, and begin those of the rows that have thought."""
     slots = sched.slots
-    slots.prefix_len[slot[forced]] = slots.computed_len[slot[forced]] = slots.seq_len[slot[forced]] - counts[forced]
-    for i in forced.tolist():
+    for i in np.flatnonzero(slots.constrained[slot] & (verdict == GOES_ON)).tolist():
+        req = slots.reqs[slot[i]]
+        assert req is not None
+        sched.advance_grammar(req, ids[i, : counts[i]].tolist())
+    if sched.grammars is not None:
+        sched.grammars.flush()
+    for i in thought[verdict[thought] == GOES_ON].tolist():
+        req = slots.reqs[slot[i]]
+        assert req is not None
+        if sched.log.get(slot[i])[-1] == sched.limits.think_end:  # else a stop string has cut it off
+            sched.begin_grammar(req)
+
+
+def _compute_forced(
+    sched: Scheduler, slot: np.ndarray, counts: np.ndarray, verdict: np.ndarray, forced: np.ndarray, thought: np.ndarray
+) -> None:
+    """Where ranks know another last token than we do, all that is new is computed from its ids, as a prompt's are.
+
+    That is behind a forced end of thinking; and behind one where a grammar begins, for ranks have sampled on.
+    """
+    slots, rows = sched.slots, np.union1d(forced, thought)
+    for i in rows[slots.prefix_len[slot[rows]] > slots.computed_len[slot[rows]]].tolist():
+        slots.void(slot[i], sched.step)
+    slots.prefix_len[slot[rows]] = slots.computed_len[slot[rows]] = slots.seq_len[slot[rows]] - counts[rows]
+    is_forced = np.isin(rows, forced)
+    for i, force in zip(rows.tolist(), is_forced.tolist(), strict=True):
         req = slots.reqs[slot[i]]
         assert req is not None
         if sched.log.get(slot[i])[-1] != sched.limits.think_end:
             continue  # it ended before
-        sched.counters.thinking_forced += 1
-        req.thinking_forced = True
-        slots.out_heads[slot[i]]["flags"] |= THINKING_FORCED
+        if force:
+            sched.counters.thinking_forced += 1
+            req.thinking_forced = True
+            slots.out_heads[slot[i]]["flags"] |= THINKING_FORCED
         if verdict[i] == GOES_ON:
             sched.compute_forced(req)
 
@@ -159,7 +216,7 @@ def _look_closer(
     for i in np.flatnonzero(slots.has_stop_ids[slot]).tolist():
         req = slots.reqs[slot[i]]
         assert req is not None
-        early = max(0, int(req.head["min_new_tokens"]) - int(slots.num_output[slot[i]]) - 1)  # too soon to end there
+        early = max(0, req.head["min_new_tokens"] - int(slots.num_output[slot[i]]) - 1)  # too soon to end there
         hits = early + np.flatnonzero(np.isin(ids[i, early : counts[i]], req.stop_ids))
         if len(hits):
             counts[i], verdict[i] = hits[0] + 1, END_OF_TURN

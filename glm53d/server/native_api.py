@@ -1,7 +1,7 @@
 """/generate: text or ids in, text and ids out; the native API, with SGLang's field names.
 
-Events of a stream are deltas: each has only its new `text` and `output_ids`. The last one has `meta_info` and no text,
-then comes [DONE]. With `return_logprob` each has the logprobs of its own tokens too. A plain answer has all three at once.
+Events of a stream are deltas: each has only its new `text` and `output_ids`, and the logprobs of these in `meta_info` if
+they are asked for. The last has the whole `meta_info` and no text, then comes [DONE]. A plain answer has all at once.
 
 A batch, that is several prompts or n of one, is answered by a list: answer j to prompt i stands at i * n + j, and a
 stream's events say as their `index` which one they belong to.
@@ -215,14 +215,17 @@ def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine
         vocab_size=engine.vocab.size,
         at=at,
     )
-    for name, value in (("top_logprobs_num", req.top_logprobs_num), ("return_text_in_logprobs", req.return_text_in_logprobs)):
-        needs("return_logprob", bool(req.return_logprob), name, value)
-    start = req.logprob_start_len if req.logprob_start_len is not None and req.logprob_start_len >= 0 else None
-    if start is not None and not req.return_logprob:
-        raise InvalidRequest("`logprob_start_len` needs `return_logprob`.", "logprob_start_len")
-    if req.return_logprob:
-        sampling = replace(sampling, top_logprobs=req.top_logprobs_num or 0, logprob_start=start)
+    sampling = _with_logprobs(sampling, req)
     return constrain(sampling, to_content(params, None, "", at), None, engine, in_chat=False)
+
+
+def _with_logprobs(sampling: SamplingParams, req: GenerateBody) -> SamplingParams:
+    start = None if req.logprob_start_len in (None, -1) else req.logprob_start_len
+    is_asked = bool(req.return_logprob)
+    needs("return_logprob", is_asked, "logprob_start_len", start is not None)
+    needs("return_logprob", is_asked, "top_logprobs_num", bool(req.top_logprobs_num))
+    needs("return_logprob", is_asked, "return_text_in_logprobs", bool(req.return_text_in_logprobs))
+    return replace(sampling, top_logprobs=req.top_logprobs_num or 0, logprob_start=start) if is_asked else sampling
 
 
 def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:

@@ -15,11 +15,13 @@ from aiohttp import web
 
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.chat.events import Event, Piece, collect
+from glm53d.chat.reasoning import ReasoningParser
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import call, to_effort
 from glm53d.server.constrained import ResponseFormat, constrain, to_content
+from glm53d.server.logprobs import TokenDeltas, TokenNames, TopLogprobs, needs
 from glm53d.server.openai_common import (
     Chunks,
     finish_fields,
@@ -94,9 +96,9 @@ class ChatBody(ToolFields, kw_only=True):
     thinking_token_budget: Budget | None = None
     chat_template_kwargs: dict[str, Json] | None = None
     response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
 
-    logprobs: Annotated[Json, not_served(False)] = None
-    top_logprobs: Annotated[Json, not_served(0)] = None
     echo: Annotated[Json, not_served(False)] = None
     modalities: Annotated[Json, not_served(["text"])] = None
     audio: Annotated[Json, not_served()] = None
@@ -121,6 +123,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     model = exchange.choose_model(engine, req.model)
     max_tokens = req.max_tokens if req.max_completion_tokens is None else req.max_completion_tokens
     sampling = openai_sampling(req, max_tokens, engine, _thinking_budget(req))
+    needs("logprobs", bool(req.logprobs), "top_logprobs", bool(req.top_logprobs))
+    if req.logprobs:
+        sampling = replace(sampling, top_logprobs=req.top_logprobs or 0)
     tools = to_tools(req)
     has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
     content = to_content(req, req.response_format, "response_format")
@@ -164,13 +169,20 @@ class _Choice:
         self._tools = tools
         self._parser = tools.offered.parser(added)
         self.chunks = chunks
+        self._logprobs: TokenDeltas | None = None
+        if base.sampling.top_logprobs is not None:
+            turn = ReasoningParser(added, self._parser) if has_parsers else self._parser
+            names = TokenNames(service.engine, skip_special=req.skip_special_tokens is not False)
+            self._logprobs = TokenDeltas(names, turn, tools.deltas)
+        is_framed = bool(req.stream) and self._logprobs is None
         behind = b'"},"finish_reason":null'
         self.job = replace(
             base,
             sampling=sampling_of(base.sampling, chunks.index),
             out=OutSpec(
-                content=chunks.frame(b'"delta":{"content":"', behind) if req.stream else None,
-                reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if req.stream else None,
+                content=chunks.frame(b'"delta":{"content":"', behind) if is_framed else None,
+                reasoning=chunks.frame(b'"delta":{"reasoning_content":"', behind) if is_framed else None,
+                all_python=bool(req.stream) and not is_framed,
                 starts_in_reasoning=has_parsers,
                 skip_special_tokens=req.skip_special_tokens is not False,
                 python_ids=(added["<tool_call>"],) if self._parser.parses_calls and has_parsers else (),
@@ -179,20 +191,30 @@ class _Choice:
 
     def streamed(self) -> exchange.Answer:
         """It as a part of a stream."""
+        if (logprobs := self._logprobs) is not None:
+            return exchange.Answer(self.job, self._last, lambda _, pieces: self._asked(logprobs.feed(pieces)))
         return exchange.Answer(self.job, self._last, self._frame if self._parser.parses_calls else None)
 
     def _frame(self, frames: bytes, pieces: list[Piece]) -> bytes:
         return frames + self._chunks_of(self._parser.feed(pieces)) if pieces else frames
 
     def _last(self, finish: Finish) -> bytes:
-        rest = self._chunks_of(self._parser.finish())
+        end = b'"delta":{}'
+        if self._logprobs is not None:
+            rest = self._asked(self._logprobs.finish())
+            end += b',"logprobs":' + body.encode(self._logprobs.rest())
+        else:
+            rest = self._chunks_of(self._parser.finish())
         exchange.count_dropped_calls(self._request, self.job, self._parser.unknown)
         if finish.text:
             rest += self.chunks.delta({"content": finish.text})
-        return rest + self.chunks.finish(b'"delta":{}', self.job, finish, self._tools.finish_reason(self._parser))
+        return rest + self.chunks.finish(end, self.job, finish, self._tools.finish_reason(self._parser))
 
     def _chunks_of(self, events: list[Event]) -> bytes:
         return b"".join(map(self.chunks.delta, self._tools.deltas(events)))
+
+    def _asked(self, deltas: list[tuple[dict[str, Json], dict[str, Json]]]) -> bytes:
+        return b"".join(self.chunks.delta(delta, logprobs) for delta, logprobs in deltas)
 
     def plain(self, finish: Finish) -> dict[str, Json]:
         """It as one of the `choices`."""
@@ -202,6 +224,8 @@ class _Choice:
         # "" is an empty answer; where calls take its place, or it was cut off before it, there is none.
         content = turn.content if turn.content or end["finish_reason"] == "stop" else None
         message = {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
+        if self._logprobs is not None:
+            end["logprobs"] = self._logprobs.names.content(finish.logprobs)
         return {"index": self.chunks.index, "message": message | self._tools.message_fields(turn), **end}
 
 

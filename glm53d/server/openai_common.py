@@ -128,9 +128,10 @@ class Chunks:
         """Chunks that differ in one string: the choice's JSON before and after its escaped text."""
         return Frame(self._head + before, after + self._tail)
 
-    def delta(self, delta: Json) -> bytes:
-        """A chunk of a chat that is going on."""
-        return self.choice(b'"delta":' + encode(delta) + b',"finish_reason":null')
+    def delta(self, delta: Json, logprobs: Json = None) -> bytes:
+        """A chunk of a chat that is going on; logprobs: if it was asked for them."""
+        asked = b',"logprobs":' + encode(logprobs) if logprobs is not None else b""
+        return self.choice(b'"delta":' + encode(delta) + asked + b',"finish_reason":null')
 
     def finish(self, fields: bytes, job: Job, finish: Finish, stopped: str = "stop") -> bytes:
         """The chunk that says how it ended: fields as in choice(), the others as in finish_fields() and extras()."""

@@ -1,6 +1,7 @@
 """/v1/completions: text or ids in, text out; no template, no reasoning apart.
 
 A request may have several prompts, with n answers to each: the choice at index i * n + j is answer j to prompt i.
+With `echo` its text begins with the prompt; with `logprobs` too, so do the lists of `logprobs`.
 A stream, in order: chunks with `text`, one with `finish_reason`, one with `usage` if asked for, [DONE].
 """
 
@@ -12,12 +13,14 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from glm53d._native import TokenLogprob
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
-from glm53d.front.job import Finish, Job, OutSpec
+from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
 from glm53d.server.constrained import ResponseFormat, constrain, to_content
+from glm53d.server.logprobs import Legacy, TokenNames, Tokens, TopLogprobs
 from glm53d.server.openai_common import (
     Chunks,
     OpenAiFields,
@@ -35,11 +38,11 @@ class CompletionBody(OpenAiFields, kw_only=True):
 
     prompt: msgspec.Raw
     response_format: ResponseFormat | None = None
+    echo: bool | None = None
+    logprobs: TopLogprobs | bool | None = None  # false: none
 
-    echo: Annotated[Json, not_served(False)] = None
     suffix: Annotated[Json, not_served("")] = None
     best_of: Annotated[Json, not_served(1)] = None
-    logprobs: Annotated[Json, not_served(False)] = None
 
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
@@ -57,6 +60,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     sampling = openai_sampling(req, req.max_tokens, engine)
     content = to_content(req, req.response_format, "response_format")
     sampling = constrain(sampling, content, None, engine, in_chat=False)
+    sampling = _with_logprobs(sampling, req)
     prompts, n = _prompts(req.prompt), req.n or 1
     exchange.check_number(engine, len(prompts) * n, "prompt")
     id, created = f"cmpl-{rid}", int(time.time())
@@ -72,12 +76,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
         text, ids = _prompt(raw, at, engine)
         for j in range(n):
             chunks = Chunks(id, "text_completion", created, model, req.with_usage, i * n + j)
-            choices.append(_Choice(req, replace(base, text=text, ids=ids), chunks, j))
+            choices.append(_Choice(req, replace(base, text=text, ids=ids), chunks, j, engine))
     if req.stream:
         return await exchange.streamed_all(
             request,
-            [exchange.Answer(choice.job, choice.last) for choice in choices],
+            [choice.streamed() for choice in choices],
             n,
+            first=lambda _: b"".join(choice.first() for choice in choices),
             end=lambda finishes: choices[0].chunks.usage(finishes, n),
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
@@ -87,26 +92,82 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 class _Choice:
-    """One answer, the j-th to its prompt: what runs, its last chunk in a stream, its part of a plain answer."""
+    """One answer, the j-th to its prompt: what runs, its chunks in a stream, its part of a plain answer."""
 
-    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks, j: int):
+    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks, j: int, engine: Engine):
         self.chunks = chunks
+        self._echo = _echo(base, engine) if req.echo else ""
+        self._prompt: list[TokenLogprob] = []  # of the echo, until it leaves
+        self._logprobs: Legacy | None = None
+        self._tokens = Tokens()
+        if base.sampling.top_logprobs is not None:
+            self._logprobs = Legacy(TokenNames(engine, skip_special=req.skip_special_tokens is not False))
+        is_framed = bool(req.stream) and self._logprobs is None
         self.job = replace(
             base,
             sampling=sampling_of(base.sampling, j),
             out=OutSpec(
-                content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if req.stream else None,
+                content=chunks.frame(b'"text":"', b'","logprobs":null,"finish_reason":null') if is_framed else None,
+                all_python=bool(req.stream) and not is_framed,
                 skip_special_tokens=req.skip_special_tokens is not False,
             ),
         )
 
-    def last(self, finish: Finish) -> bytes:
-        """The chunk that says how it ended."""
-        return self.chunks.finish(b'"text":"","logprobs":null', self.job, finish)
+    def streamed(self) -> exchange.Answer:
+        """It as a part of a stream."""
+        return exchange.Answer(self.job, self._last, None if self._logprobs is None else self._frame)
+
+    def first(self) -> bytes:
+        """The chunk before all others: the echo, if it needs no logprobs."""
+        return self._chunk(self._echo, None) if self._echo and self._logprobs is None else b""
+
+    def _frame(self, _: bytes, pieces: Pieces) -> bytes:
+        assert self._logprobs is not None
+        texts, tokens = [], []
+        for said, token in self._tokens.feed(pieces):
+            if token.is_prompt:
+                self._prompt.append(token)
+            else:
+                texts += [piece if isinstance(piece, str) else self._logprobs.names.text(piece) for piece in said]
+                tokens.append(token)
+        return self._asked("".join(texts), tokens, self._logprobs) if tokens else b""
+
+    def _asked(self, text: str, tokens: list[TokenLogprob], logprobs: Legacy) -> bytes:
+        """A chunk with logprobs; the first one has the echo too."""
+        text, tokens = self._echo + text, self._prompt + tokens
+        self._echo, self._prompt = "", []
+        return self._chunk(text, logprobs.of(tokens))
+
+    def _chunk(self, text: str, logprobs: Json) -> bytes:
+        fields = {"text": text, "logprobs": logprobs, "finish_reason": None}
+        return self.chunks.choice(body.encode(fields)[1:-1])
+
+    def _last(self, finish: Finish) -> bytes:
+        echo = self._asked("", [], self._logprobs) if self._logprobs is not None and self._echo else b""
+        return echo + self.chunks.finish(b'"text":"","logprobs":null', self.job, finish)
 
     def plain(self, finish: Finish) -> dict[str, Json]:
         """It as one of the `choices`."""
-        return {"index": self.chunks.index, "text": finish.text, "logprobs": None, **finish_fields(finish)}
+        tokens, text = [*finish.prompt_logprobs, *finish.logprobs], self._echo + finish.text
+        logprobs = None if self._logprobs is None else self._logprobs.of(tokens)
+        return {"index": self.chunks.index, "text": text, "logprobs": logprobs, **finish_fields(finish)}
+
+
+def _with_logprobs(sampling: SamplingParams, req: CompletionBody) -> SamplingParams:
+    """Those that were asked for, with `echo` of the prompt too."""
+    if req.logprobs is True:
+        raise InvalidRequest("`logprobs` is a number: of the likeliest tokens beside each.", "logprobs")
+    if req.logprobs is None or req.logprobs is False:
+        return sampling
+    return replace(sampling, top_logprobs=req.logprobs, logprob_start=0 if req.echo else None)
+
+
+def _echo(job: Job, engine: Engine) -> str:
+    """The prompt as it came."""
+    if job.text is not None:
+        return job.text
+    assert job.ids is not None
+    return b"".join(engine.vocab.token_bytes[id] for id in job.ids.tolist()).decode(errors="replace")
 
 
 def to_ids(ids: list[int], vocab_size: int, at: str) -> np.ndarray:

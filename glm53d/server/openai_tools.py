@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
-from glm53d.chat.events import Answer, Event, Text, ToolCallArguments, ToolCallStart
+from glm53d.chat.events import Answer, Event, Reasoning, Text, ToolCallArguments, ToolCallStart
 from glm53d.chat.tools import ToolParser
 from glm53d.errors import InvalidRequest
 from glm53d.server.common import Choice, Offered, offer, to_choice, to_tool
@@ -42,6 +42,8 @@ class Tools:
         """The deltas of a stream, one for each event that shows."""
         for event in events:
             match event:
+                case Reasoning(text):
+                    yield {"reasoning_content": text}
                 case Text(text):
                     yield {"content": text}
                 case ToolCallStart(index, id, name):

@@ -11,20 +11,23 @@ as a message.
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
+from glm53d._native import TokenLogprob
 from glm53d.chat.arguments import last_of_each_key
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.chat.events import Event, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
 from glm53d.chat.reasoning import ReasoningParser
 from glm53d.errors import EngineError, RequestError
-from glm53d.front.job import Finish, Job, OutSpec, SamplingParams, Usage
+from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams, Usage
 from glm53d.server import body, exchange
 from glm53d.server.common import Offered, extras
 from glm53d.server.constrained import constrain, to_content
-from glm53d.server.responses_body import ResponsesBody, to_conversation, to_tools
+from glm53d.server.logprobs import MessageTokens, TokenNames, Tokens
+from glm53d.server.responses_body import ResponsesBody, to_conversation, to_logprobs, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import to_sampling
 
@@ -45,6 +48,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         defaults=engine.defaults,
         vocab_size=engine.vocab.size,
     )
+    sampling = replace(sampling, top_logprobs=to_logprobs(req))
     tools, others = to_tools(req)
     conversation = to_conversation(req, tools)
     exchange.log_ignored_tools(rid, others)
@@ -66,9 +70,19 @@ async def responses(request: web.Request) -> web.StreamResponse:
             python_ids=(engine.vocab.added["<tool_call>"],) if answer.parses_calls and has_parsers else (),
         ),
     )
-    output = Output(_asked(req, rid, model, sampling, conversation, tools))
+    names = TokenNames(engine, skip_special=job.out.skip_special_tokens)
+    of_message = MessageTokens(engine.vocab.added, starts_in_reasoning=has_parsers)
+    output = Output(_asked(req, rid, model, sampling, conversation, tools), names)
     if req.stream:
         turn = ReasoningParser(engine.vocab.added, answer) if has_parsers else answer
+
+        tokens = Tokens()
+
+        def frame(_: bytes, pieces: Pieces) -> bytes:
+            if sampling.top_logprobs is None:
+                return output.feed(turn.feed(pieces))
+            found = tokens.feed(pieces)
+            return b"".join(output.feed(turn.feed(said), of_message.take([token])) for said, token in found)
 
         def last_events(finish: Finish) -> bytes:
             exchange.count_dropped_calls(request, job, answer.unknown)
@@ -80,12 +94,13 @@ async def responses(request: web.Request) -> web.StreamResponse:
             job,
             first=lambda _: output.begin(),
             last=last_events,
-            frame=lambda _, pieces: output.feed(turn.feed(pieces)),
+            frame=frame,
             wire=exchange.Wire(failed=output.fail),
         )
     finish = await exchange.plain(request, job)
     thoughts: list[Event] = [Reasoning(finish.reasoning)] if finish.reasoning else []
-    output.feed([*thoughts, *answer.feed([finish.text, *finish.pieces]), *answer.finish()])
+    said = [*thoughts, *answer.feed([finish.text, *finish.pieces]), *answer.finish()]
+    output.feed(said, of_message.take(finish.logprobs))
     exchange.count_dropped_calls(request, job, answer.unknown)
     output.finish(job, finish)
     return body.json_response(body.encode(output.response))
@@ -124,6 +139,7 @@ def _asked(
         "text": {"format": req.text.format if req.text and req.text.format else {"type": "text"}},
         "tool_choice": req.tool_choice or "auto",
         "tools": [{"type": "function", **tool["function"]} for tool in tools.in_prompt or ()],
+        "top_logprobs": req.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -133,12 +149,15 @@ def _asked(
 class Output:
     """The response of one request, and the events by which a stream tells of it. Owned by the handler."""
 
-    def __init__(self, response: dict[str, Json]):
+    def __init__(self, response: dict[str, Json], names: TokenNames):
         self.response = response
+        self._names = names
         self._rid = response["id"].removeprefix("resp_")
         self._num_events = 0
         self._item: dict[str, Json] | None = None  # the one that is open
         self._texts: list[str] = []  # of its text or arguments
+        self._logprobs: list[dict[str, Json]] = []  # of its text
+        self._waiting: list[dict[str, Json]] = []  # logprobs whose text has not come
 
     def begin(self) -> bytes:
         """The events before anything was said."""
@@ -146,8 +165,9 @@ class Output:
             "response.in_progress", response=self.response
         )
 
-    def feed(self, events: Iterable[Event]) -> bytes:
-        """More of what the model says."""
+    def feed(self, events: Iterable[Event], tokens: Iterable[TokenLogprob] = ()) -> bytes:
+        """More of what the model says; tokens: those of a message whose text is whole with it."""
+        self._waiting.extend(map(self._names.entry, tokens))
         return b"".join(map(self._take, events))
 
     def finish(self, job: Job, finish: Finish) -> bytes:
@@ -179,7 +199,7 @@ class Output:
                 return events + self._text_delta("response.reasoning_text.delta", text)
             case Text(text):
                 events = self._open_text("message", "msg", role="assistant", content=[])
-                return events + self._text_delta("response.output_text.delta", text, logprobs=[])
+                return events + self._text_delta("response.output_text.delta", text, logprobs=self._take_logprobs())
             case ToolCallStart(_, call_id, name):
                 return self._close("completed") + self._open(
                     "function_call", "fc", call_id=call_id, name=name, arguments=""
@@ -195,7 +215,12 @@ class Output:
         if self._item is not None and self._item["type"] == kind:
             return b""
         events = self._close("completed") + self._open(kind, prefix, **fields)
-        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, "", []))
+
+    def _take_logprobs(self) -> list[dict[str, Json]]:
+        logprobs, self._waiting = self._waiting, []
+        self._logprobs += logprobs
+        return logprobs
 
     def _text_delta(self, event: str, text: str, **fields: Json) -> bytes:
         self._texts.append(text)
@@ -214,11 +239,14 @@ class Output:
             self._item = None
             return b""
         text, kind = "".join(self._texts), item["type"]
-        part = _part(kind, text)
+        if kind == "message":
+            self._take_logprobs()  # of what ended it, and has no text
+        part = _part(kind, text, self._logprobs)
+        self._logprobs = []
         if kind == "reasoning":
             events = self._of_item("response.reasoning_text.done", content_index=0, text=text)
         else:
-            events = self._of_item("response.output_text.done", content_index=0, text=text, logprobs=[])
+            events = self._of_item("response.output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
         events += self._of_item("response.content_part.done", content_index=0, part=part)
         return events + self._done(status, content=[part])
 
@@ -247,10 +275,10 @@ class Output:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _part(kind: str, text: str) -> dict[str, Json]:
+def _part(kind: str, text: str, logprobs: list[dict[str, Json]]) -> dict[str, Json]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(usage: Usage) -> dict[str, Json]:

@@ -14,6 +14,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.server import body
 from glm53d.server.common import Offered, RequestFields, call, offer, to_choice, to_effort, to_tool
 from glm53d.server.constrained import TextFormat
+from glm53d.server.logprobs import TopLogprobs, needs
 from glm53d.server.sampling import Count, not_served
 
 
@@ -96,6 +97,10 @@ class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
 
 
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+"""The one thing to include that we have."""
+
+
 class ResponsesBody(RequestFields, kw_only=True):
     """The request."""
 
@@ -108,6 +113,7 @@ class ResponsesBody(RequestFields, kw_only=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     include: list[str] | None = None
+    top_logprobs: TopLogprobs | None = None
     metadata: dict[str, Any] | None = None
 
     previous_response_id: Annotated[Json, not_served()] = None
@@ -116,7 +122,13 @@ class ResponsesBody(RequestFields, kw_only=True):
     prompt: Annotated[Json, not_served()] = None
     truncation: Annotated[Json, not_served("disabled")] = None
     max_tool_calls: Annotated[Json, not_served()] = None
-    top_logprobs: Annotated[Json, not_served(0)] = None
+
+
+def to_logprobs(req: ResponsesBody) -> int | None:
+    """How many of the likeliest ids go beside each token of a message; None: it has no logprobs."""
+    is_asked = INCLUDE_LOGPROBS in (req.include or ())
+    needs(f'"include": ["{INCLUDE_LOGPROBS}"]', is_asked, "top_logprobs", bool(req.top_logprobs))
+    return (req.top_logprobs or 0) if is_asked else None
 
 
 def to_tools(req: ResponsesBody) -> tuple[Offered, list[str]]:
@@ -137,9 +149,6 @@ def to_tools(req: ResponsesBody) -> tuple[Offered, list[str]]:
 
 def to_conversation(req: ResponsesBody, tools: Offered) -> Conversation:
     """The prompt in the model's own terms. Raises InvalidRequest with the path of the wrong field."""
-    for i, what in enumerate(req.include or ()):
-        if what == "message.output_text.logprobs":
-            raise InvalidRequest(f"`include[{i}]` {what} is not supported.", f"include[{i}]")
     messages: list[dict[str, Json]] = []
     if req.instructions is not None:
         messages.append({"role": "system", "content": req.instructions})

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 
+from glm53d._native import TokenLogprob
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.events import Piece
 from glm53d.config import Config
@@ -24,6 +25,17 @@ ADDED = {"</think>": THINK_END, "<think>": 6} | {
     for i, tag in enumerate(["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"])
 }
 VOCAB_SIZE = 1000
+TOKENS = {11: "Let ", 12: "me ", 13: "think.", 21: 'Hello "you"\n', 22: "世界"}
+TOKENS |= {id_: tag for tag, id_ in ADDED.items()}
+PROMPT_IDS = [31, 32, 33, 34, 35]  # of every prompt, as far as its logprobs tell
+END_OF_TURN = 3  # a special token
+
+
+def logprob_of(id_: int, top: int, *, is_prompt: bool = False) -> TokenLogprob:
+    """What every job with logprobs gets of this token."""
+    if id_ == PROMPT_IDS[0]:
+        return TokenLogprob(id_, None, [], is_prompt)
+    return TokenLogprob(id_, -id_ / 8, [(id_ + i, -id_ / 8 - i) for i in range(top)], is_prompt)
 
 
 @dataclass
@@ -65,13 +77,26 @@ class FakeStream:
     def start(self, write: Callable[[bytes], None], frame: Callable[[bytes, list[Piece]], bytes] | None = None) -> None:
         self.write = write
         self._make = frame or self._make
+        if self.job.sampling.top_logprobs is not None:
+            self._send(b"", self._prompt_logprobs())
         for phase, text, ids in self._engine.script.pieces:
-            if self.job.out.all_python:
+            if self.job.sampling.top_logprobs is not None:
+                said = [i for i in ids if i != THINK_END] if isinstance(text, str) else [text]
+                ends = [THINK_END, *self._logprobs([THINK_END])] if THINK_END in ids else []
+                self._send(b"", [text, *self._logprobs(said), *ends])
+            elif self.job.out.all_python:
                 self._send(b"", [text, *([THINK_END] if THINK_END in ids else [])])
             elif phase == "python":
                 self._send(self._enter(None), [text])
             else:
                 self._send(self._enter(phase) + self.frame(phase, text, ids), [])
+
+    def _logprobs(self, ids: list[int]) -> list[TokenLogprob]:
+        return [logprob_of(i, self.job.sampling.top_logprobs or 0) for i in ids]
+
+    def _prompt_logprobs(self) -> list[TokenLogprob]:
+        top, start = self.job.sampling.top_logprobs, self.job.sampling.logprob_start
+        return [] if top is None or start is None else [logprob_of(i, top, is_prompt=True) for i in PROMPT_IDS[start:]]
 
     def _send(self, frames: bytes, pieces: list[Piece]) -> None:
         assert self.write is not None
@@ -136,6 +161,8 @@ class FakeStream:
             text=content if plain or is_all_answer else "",
             reasoning=reasoning if plain and apart else "",
             pieces=[t for p, t, _ in script.pieces if p == "python"] if plain else [],
+            logprobs=self._logprobs(ids) if plain and self.job.sampling.top_logprobs is not None else [],
+            prompt_logprobs=self._prompt_logprobs() if plain else [],
             output_ids=np.array(ids, np.int32),
             marks={"received": first - 10**6, "first_token": first, "last_token": first + 10**7, "queue": 10**5},
         )
@@ -147,7 +174,9 @@ class FakeEngine:
     def __init__(self, config: Config):
         self.config = config
         self.script = Script()
-        self.vocab = SimpleNamespace(size=VOCAB_SIZE, added=ADDED)
+        token_bytes = [TOKENS.get(i, f"<{i}>").encode() for i in range(VOCAB_SIZE)]
+        special = [i == END_OF_TURN for i in range(VOCAB_SIZE)]
+        self.vocab = SimpleNamespace(size=VOCAB_SIZE, added=ADDED, token_bytes=token_bytes, special=special)
         self.limits = SimpleNamespace(max_req_input_len=99, max_context_len=100)
         self.defaults = {"temperature": 1.0, "top_p": 0.95}
         self.models = ("nano", "alias")

@@ -261,7 +261,7 @@ BAD = [
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"oneOf": [{}, {}]}}}}, "text.format.schema.oneOf"),
     ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "text.format"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
