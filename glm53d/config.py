@@ -320,6 +320,9 @@ def unknown_option(option: str) -> ConfigError:
     return ConfigError(f"{name}: unknown option{_suggestion(name.lstrip('-'))}; --set SECTION.KEY=VALUE sets any field")
 
 
+KEPT_SHARE, KEPT_BYTES = 0.03, 9_000_000_000
+"""Of a GPU's memory, what is left to the driver's context, workspaces, graphs and collectives."""
+
 AUTO_CONTEXTS = 8
 """A KV pool that sizes itself holds no more full contexts than this: a small model need not take the machine."""
 

@@ -54,7 +54,7 @@ def measure(sizes: list[int], rounds: int) -> list[Row]:
 
 def cached_in(nodes: int, hashes: np.ndarray) -> PrefixTree:
     """A tree that holds all these pages in one line of so many nodes."""
-    tree = PrefixTree(PAGE)
+    tree = PrefixTree()
     tree.insert(0, hashes, np.arange(len(hashes), dtype=np.int32), 1)
     for cut in np.linspace(0, len(hashes), nodes + 1)[1:-1].astype(int):
         tree.match(hashes[:cut], 1)  # splits the node it ends in

@@ -3,6 +3,7 @@
 What is counted here is counted once per request, never per token.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+_LAG_EVERY_S = 0.1
 
 # Fields of a load row that only grow while a world lives; all other numbers of a row are gauges.
 _GROWING = frozenset(
@@ -28,6 +31,14 @@ _GROWING = frozenset(
         "expired",
         "dropped",
         "thinking_forced",
+        "cached_host_tokens",
+        "cached_storage_tokens",
+        "pages_saved",
+        "pages_loaded",
+        "pages_copied",
+        "pages_stored",
+        "pages_fetched",
+        "files_failed",
         "sessions_kept",
         "sessions_resumed",
         "sessions_expired",
@@ -68,6 +79,7 @@ class Metrics:
         self._ttft = histogram("glm53d_ttft_seconds", "Last body byte read to first token.")
         self._e2e = histogram("glm53d_e2e_seconds", "Last body byte read to last token.")
         self._queue = histogram("glm53d_queue_seconds", "Waiting for the scheduler, all stretches.")
+        self._loop_lag = histogram("glm53d_loop_lag_seconds", "How late the event loop was, every 0.1 s.")
         registry.register(_Loads(loads))
         registry.register(_TextCache(text_stats))
 
@@ -94,6 +106,14 @@ class Metrics:
             self._ttft.observe(ttft_s)
         self._queue.observe(queue_s)
         self._e2e.observe(e2e_s)
+
+    async def watch_loop(self) -> None:
+        """See by how much the running loop is late, until cancelled: what blocks it delays everybody."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_EVERY_S
+            await asyncio.sleep(_LAG_EVERY_S)
+            self._loop_lag.observe(max(0.0, loop.time() - due))
 
     def render(self) -> bytes:
         """Everything in the text format, CONTENT_TYPE."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, StepResult
 
 Progress = Callable[[str, int], None]
@@ -19,6 +20,15 @@ class Loaded:
     max_context_len: int  # prompt + output, of the model
     kv_bytes_per_token: int
     weight_bytes: int
+    num_host_pages: int = 0  # of this rank's host pool [R32]
+    page_file_bytes: int = 0  # of a page in a file, without the file's head
+
+
+def host_pages(host_bytes: int, page_bytes: int) -> int:
+    """Pages of a host pool. Raises StartError when not one fits."""
+    if host_bytes and host_bytes < page_bytes:
+        raise StartError(f"cache.host_bytes {host_bytes} does not hold one page of {page_bytes} bytes")
+    return host_bytes // page_bytes
 
 
 class Runner(Protocol):

@@ -16,8 +16,11 @@ from tokenizers import Tokenizer
 from glm53d.config import Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, Logprobs, StepResult
-from glm53d.ipc.records import LOGPROB, ROW_FEED, ROW_SAMPLE
-from glm53d.runner.base import Loaded, Progress
+from glm53d.ipc.records import LOGPROB, ROW_FEED, ROW_SAMPLE, MoveKind
+from glm53d.runner.base import Loaded, Progress, host_pages
+from glm53d.runner.page_files import FileMoves, PageFiles
+
+FILE_BYTES = 16  # of the files that stand for pages
 
 
 class SimRunner:
@@ -38,10 +41,12 @@ class SimRunner:
         num_base_ids: int,
         tokenizer: Path,
         eos_ids: Sequence[int] = (),
+        attn_tp_rank: int = 0,
     ):
         self._sim = config.sim
         self._page_size = config.kv.page_size
         self._dp_rank = attn_dp_rank
+        self._writes_files = attn_tp_rank == 0
         self._num_base_ids = num_base_ids
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -54,7 +59,10 @@ class SimRunner:
         self._prompt_len = np.zeros(max_slots, np.int64)
         self._min_position = np.zeros(max_slots, np.int64)  # where an end of turn may stand at the earliest
         self._weights: np.ndarray | None = None  # of each id where a grammar narrows the choice; None: none has yet
-        self._launched: deque[StepResult] = deque()  # in order; end_ns is when each will be over
+        self._cache = config.cache
+        self._page_bytes = config.sim.kv_bytes_per_token * config.kv.page_size
+        self._files: FileMoves | None = None
+        self._launched: deque[tuple[StepResult, int]] = deque()  # in order; end_ns is when each will be over; wait_us
         self._end_ns = 0  # of the last one
 
     def load(self, progress: Progress) -> Loaded:
@@ -70,7 +78,14 @@ class SimRunner:
             self._spans[:] = (0, len(first)), (len(first), len(second))
             self._roles = [tokenizer.token_to_id(tag) or -1 for tag in ("<|user|>", "<|observation|>")]
             self._ends = np.isin(self._script, self._eos_ids)
-        return Loaded(self._sim.num_pages, self._page_size, self._sim.max_context_len, 0, 0)
+        num_host_pages = host_pages(self._cache.host_bytes, self._page_bytes)
+        if self._cache.storage_path:  # files are real, but for what is in them
+            files = PageFiles(Path(self._cache.storage_path), FILE_BYTES)
+            self._files = FileMoves(files, np.zeros((num_host_pages, FILE_BYTES), np.uint8))
+        return Loaded(
+            self._sim.num_pages, self._page_size, self._sim.max_context_len, self._sim.kv_bytes_per_token, 0,
+            num_host_pages, FILE_BYTES,
+        )  # fmt: skip
 
     def launch(self, batch: Batch) -> None:
         """Note when the step will be over, and what it samples. It begins when the one before is over."""
@@ -86,8 +101,11 @@ class SimRunner:
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
         prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - int(np.count_nonzero(mine & fed))
-        us = self._sim.base_ms * 1e3 + self._sim.per_prefill_token_us * prefill_tokens
+        us = self._sim.base_ms * 1e3 if batch.num_rows else 0.0
+        us += self._sim.per_prefill_token_us * prefill_tokens
         us += self._sim.per_decode_row_us * int(np.count_nonzero(mine & fed))
+        if len(batch.moves):
+            us = self._move(batch.moves, us)
         slot = batch.row_slot[sampled]
         position = (batch.row_prefix_len[sampled] + batch.row_extend_len[sampled]).astype(np.int64)
         counts = sampled.astype(np.int32)
@@ -100,7 +118,19 @@ class SimRunner:
             ids[rows, 0] = self._legal_ids(batch.masks[narrowed], self._random(batch.row_slot[rows], at))
         self._end_ns = start + int(us * 1e3)
         logprobs = self._logprobs(batch, sampled, ids[:, 0]) if len(batch.top_logprobs) else None
-        self._launched.append(StepResult(batch.step, counts, ids, start, self._end_ns, logprobs))
+        self._launched.append((StepResult(batch.step, counts, ids, start, self._end_ns, logprobs), batch.wait_us))
+
+    def _move(self, moves: np.ndarray, us: float) -> float:
+        """How long the step takes with what it moves: pages are saved before it, and brought beside it."""
+        mine = moves[moves["dp_rank"] == self._dp_rank]
+        count = np.bincount(mine["kind"], minlength=len(MoveKind) + 1) * self._page_bytes * 1e6
+        brought = count[MoveKind.LOAD] / self._cache.host_bytes_per_s
+        if count[MoveKind.PEER]:
+            brought += count[MoveKind.PEER] / self._cache.peer_bytes_per_s
+        if self._files is not None:
+            is_file = mine["kind"] >= MoveKind.STORE if self._writes_files else mine["kind"] == MoveKind.FETCH
+            self._files.submit(mine[is_file], lambda: None)
+        return float(count[MoveKind.SAVE] / self._cache.host_bytes_per_s + max(us, brought))
 
     def _logprobs(self, batch: Batch, sampled: np.ndarray, ids: np.ndarray) -> Logprobs:
         """Of our rows that ask: prompt tokens that are targets, then what was sampled."""
@@ -154,13 +184,17 @@ class SimRunner:
 
     def collect(self) -> StepResult:
         """Sleep until the oldest step is over."""
-        result = self._launched.popleft()
+        result, wait_us = self._launched.popleft()
+        if self._files is not None:
+            result.done, result.failed = self._files.ended(wait_us)
         if (left := result.end_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
         return result
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Stop the threads that move files."""
+        if self._files is not None:
+            self._files.close()
 
 
 def _weights(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> np.ndarray:
@@ -168,7 +202,7 @@ def _weights(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> np.ndarray:
     vocab = tokenizer.get_vocab()
     weights = np.zeros(1 + max(vocab.values()))
     for token, id_ in vocab.items():
-        if id_ in eos_ids or token.startswith("</"):
+        if id_ in eos_ids or (token.startswith("</") and token.endswith(">")):
             weights[id_] = 1000.0
         elif token in ('"', "}", "]"):
             weights[id_] = 30.0

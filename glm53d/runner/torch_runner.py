@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glm53d.config import AUTO_CONTEXTS, Config
+from glm53d.config import AUTO_CONTEXTS, KEPT_BYTES, KEPT_SHARE, Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.mailbox import MailboxEnds
@@ -36,7 +36,6 @@ from glm53d.runner.speculate import Drafter, ShareIds, accepted
 from glm53d.runner.tables import SamplingTables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CUDA_RESERVE = 0.1  # of what the weights leave on a GPU: for temporary arrays
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +147,7 @@ class TorchRunner:
         progress("kv cache", 0)
         page_size = self.config.kv.page_size
         shape = KvShape(model_config, page_size, self.dtype, fp8=self.config.kv.dtype == "fp8", num_mtp=num_mtp)
-        num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size))
+        num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size), checkpoint.bytes_read)
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         max_ids = self.max_slots * (1 + num_drafts)
         pools_at = IdExchange.room_bytes(max_ids)
@@ -310,7 +309,7 @@ class TorchRunner:
             self._mailbox = CudaMailbox(ends, num_bytes, timeout_s, self._driver)
         return self._mailbox.local
 
-    def _num_pages(self, page_bytes: int, pages_per_context: int) -> int:
+    def _num_pages(self, page_bytes: int, pages_per_context: int, weight_bytes: int) -> int:
         """As configured, else what memory allows."""
         if self.config.kv.num_pages:
             return self.config.kv.num_pages
@@ -318,16 +317,16 @@ class TorchRunner:
             memory_bytes = self.config.kv.memory_bytes
             pages = memory_bytes // page_bytes
         else:
-            memory_bytes = self._free_bytes()
+            memory_bytes = self._free_bytes(weight_bytes)
             pages = min(memory_bytes // page_bytes, AUTO_CONTEXTS * pages_per_context)
         if pages == 0:
             raise StartError(f"{memory_bytes} bytes for KV do not hold one page of {page_bytes} bytes")
         return pages
 
-    def _free_bytes(self) -> int:
-        """This rank's part of a quarter of the machine's available memory; of a GPU, most of what the weights left."""
+    def _free_bytes(self, weight_bytes: int) -> int:
+        """This rank's part of a quarter of the machine's available memory; of a GPU, what --check plans with."""
         if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info()[0] * (1.0 - CUDA_RESERVE))
+            return max(0, int(torch.cuda.mem_get_info()[1] * (1 - KEPT_SHARE)) - KEPT_BYTES - weight_bytes)
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size

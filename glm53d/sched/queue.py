@@ -68,4 +68,4 @@ class WaitingQueue:
             _, _, req = heapq.heappop(self._expiries)
             if req.state is ReqState.WAITING and not req.admitted_ns:
                 expired.append(req)
-        return expired
+        return list(dict.fromkeys(expired))  # who was away for files has two entries

@@ -103,7 +103,7 @@ def rank_main(spec: RankSpec) -> None:
     set_parent_death_signal()
     if os.getppid() != spec.parent_pid:
         os._exit(1)  # main died before the signal was set
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on: it drains, then tells us
     logs.setup(spec.config.log.level, f"rank {spec.rank}")
     if spec.config.world.pin_cpus:

@@ -76,10 +76,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _chain_seed(config: Config, folder: Path) -> bytes:
-    """From the checkpoint's configuration and what decides a page's bytes."""
+    """From the checkpoint and what decides a page's bytes. Pages in files outlive this start, so weights count too."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (str(folder.resolve()), config.model.dtype, config.kv.dtype, str(config.kv.page_size)):
-        digest.update(part.encode() + b"\0")
+    model, kv, has_mtp = config.model, config.kv, config.speculation.num_draft_tokens > 0
+    parts = [folder.resolve(), config.engine.kind, model.dtype, model.q_kv_norm_eps, kv.dtype, kv.page_size, has_mtp]
+    for path in sorted(folder.glob("*.safetensors")):  # by what a copy over them changes: reading them takes minutes
+        stat = path.stat()
+        parts += [path.name, stat.st_size, stat.st_mtime_ns]
+    for part in parts:
+        digest.update(f"{part}\0".encode())
     config_json = folder / "config.json"
     if config_json.is_file():
         digest.update(config_json.read_bytes())

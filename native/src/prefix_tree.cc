@@ -163,10 +163,11 @@ void PrefixTree::queue_if_evictable(NodeId id) {
   std::push_heap(lru_.begin(), lru_.end(), std::greater<>{});
 }
 
-std::vector<int32_t> PrefixTree::evict(size_t n) {
-  std::vector<int32_t> out;
-  out.reserve(std::min(n, evictable_pages_));
-  while (out.size() < n && !lru_.empty()) {
+PrefixTree::Evicted PrefixTree::evict(size_t n) {
+  Evicted out;
+  out.pages.reserve(std::min(n, evictable_pages_));
+  out.hashes.reserve(std::min(n, evictable_pages_));
+  while (out.pages.size() < n && !lru_.empty()) {
     std::pop_heap(lru_.begin(), lru_.end(), std::greater<>{});
     const auto [pushed_use, id] = lru_.back();
     lru_.pop_back();
@@ -178,8 +179,9 @@ std::vector<int32_t> PrefixTree::evict(size_t n) {
     }
     if (node.locks > 0 || node.num_children > 0) continue;  // queued again when it becomes a free leaf
 
-    const size_t take = std::min(n - out.size(), node.pages.size());
-    out.insert(out.end(), node.pages.rbegin(), node.pages.rbegin() + take);
+    const size_t take = std::min(n - out.pages.size(), node.pages.size());
+    out.pages.insert(out.pages.end(), node.pages.rbegin(), node.pages.rbegin() + take);
+    out.hashes.insert(out.hashes.end(), node.hashes.rbegin(), node.hashes.rbegin() + take);
     num_pages_ -= take;
     evictable_pages_ -= take;
     if (take < node.pages.size()) {

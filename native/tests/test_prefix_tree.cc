@@ -63,7 +63,7 @@ static void every_page_is_in_one_place_after_any_call(uint64_t seed) {
         break;
       case 3: {
         const size_t n = below(random, 10), evictable = tree.evictable_pages();
-        const std::vector<int32_t> dropped = tree.evict(n);
+        const std::vector<int32_t> dropped = tree.evict(n).pages;
         CHECK(dropped.size() == std::min(n, evictable));
         free_pages.insert(free_pages.end(), dropped.begin(), dropped.end());
         break;

@@ -45,7 +45,7 @@ def test_more_free_pages_than_there_are_raises_without_debug():
 
 def test_books_balance_with_pages_in_all_three_places():
     """[R31]"""
-    pool, tree = PagePool(10), PrefixTree(64)
+    pool, tree = PagePool(10), PrefixTree()
     cached, owned = pool.alloc(3), pool.alloc(2)
     tree.insert(0, some_hashes(3), cached, 1)
     books.check(pool, tree, owned)
@@ -53,7 +53,7 @@ def test_books_balance_with_pages_in_all_three_places():
 
 def test_books_name_a_lost_page_and_one_in_two_places():
     """[R31]"""
-    pool, tree = PagePool(10), PrefixTree(64)
+    pool, tree = PagePool(10), PrefixTree()
     cached, owned = pool.alloc(3), pool.alloc(2)
     tree.insert(0, some_hashes(3), cached, 1)
     with pytest.raises(RuntimeError, match="page 4 lost"):

@@ -29,11 +29,14 @@ def ids(*values: int) -> np.ndarray:
         (records.ABORT, 8, {"handle": 0}),
         (records.CONTROL, 16, {"op": 8}),
         (records.CONTROL_RESULT, 24, {"value": 16}),
-        (records.OUTPUT, 120, {"held_bytes": 28, "inbox_ns": 72}),
+        (records.OUTPUT, 128, {"held_bytes": 28, "inbox_ns": 72}),
+        (records.BIAS, 8, {"bias": 4}),
         (records.SLOT_INIT, 40, {"temperature": 16}),
-        (records.BATCH, 48, {"num_rows": 16}),
-        (records.RESULT, 40, {"width": 36}),
-        (records.LOAD_ROW, 224, {"pages_total": 56}),
+        (records.TABLE_INIT, 24, {"repetition_penalty": 20}),
+        (records.BATCH, 80, {"num_rows": 16}),
+        (records.PAGE_MOVE, 40, {"kind": 16, "id": 36}),
+        (records.RESULT, 56, {"width": 36}),
+        (records.LOAD_ROW, 304, {"pages_total": 56}),
         (records.RANK_ROW, 632, {"phase": 88, "last_words": 120}),
     ],
 )
@@ -74,6 +77,10 @@ def test_a_batch_and_a_result_survive_encoding():
     batch.inits["seed"] = 1 << 63
     batch.run_slot, batch.run_start, batch.run_count, batch.pages = ids(4), ids(0), ids(3), ids(9, 8, 7)
     batch.dp_num_tokens = ids(4, 1)
+    batch.tables = np.zeros(1, records.TABLE_INIT)
+    batch.tables["base_bias"] = -np.inf
+    batch.bias_row, batch.bias_id, batch.bias = ids(2, 2, 2), ids(7, 8, 9), np.array([0.5, -1, 2], np.float32)
+    batch.said_row, batch.said_id, batch.said = ids(2), ids(8), ids(3)
     copy = Batch.decode(batch.encode())
     assert (copy.step, copy.world_id) == (9, WORLD)
     for name in Batch.__slots__[2:]:

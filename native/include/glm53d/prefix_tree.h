@@ -37,6 +37,10 @@ class PrefixTree {
     size_t num_pages;
     NodeId node;  // matched whole; kRoot when num_pages is 0
   };
+  struct Evicted {
+    std::vector<int32_t> pages;
+    std::vector<Hash128> hashes;  // of each
+  };
 
   PrefixTree();
 
@@ -58,8 +62,8 @@ class PrefixTree {
   // already.
   NodeId insert(NodeId node, std::span<const Hash128> hashes, std::span<const int32_t> pages, uint64_t now,
                 int32_t* owned);
-  // Free up to n pages, least recently used leaf first, each from its tail.
-  std::vector<int32_t> evict(size_t n);
+  // Drop up to n pages, least recently used leaf first, each from its tail.
+  Evicted evict(size_t n);
 
   size_t num_pages() const noexcept { return num_pages_; }
   size_t num_nodes() const noexcept { return nodes_.size() - free_ids_.size() - 1; }

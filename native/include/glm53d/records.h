@@ -264,7 +264,19 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, sessions_expired) /* it did not come in time */ \
   F(uint64_t, sessions_evicted) /* others needed the room */ \
   F(uint64_t, prefill_rate)    /* prompt tokens per second the node computes */ \
-  F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */
+  F(uint64_t, longest_gap_ns)  /* between two tokens of a running stream, of the last 10 to 20 s */ \
+  F(uint32_t, host_pages_total)                                          \
+  F(uint32_t, host_pages_used)                                           \
+  F(uint32_t, file_pages_total) /* of the node, in the first row */      \
+  F(uint32_t, file_pages_used)                                           \
+  F(uint64_t, cached_host_tokens) /* of cached_tokens */                 \
+  F(uint64_t, cached_storage_tokens)                                     \
+  F(uint64_t, pages_saved)     /* from a pool to host memory */          \
+  F(uint64_t, pages_loaded)    /* from host memory to a pool */          \
+  F(uint64_t, pages_copied)    /* from one pool to another */            \
+  F(uint64_t, pages_stored)    /* from host memory to files */           \
+  F(uint64_t, pages_fetched)   /* from files to host memory */           \
+  F(uint64_t, files_failed)    /* that could not be written, or were damaged */
 
 // Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
 #define GLM53D_RANK_ROW(F, A)                                            \
@@ -300,7 +312,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(PageMove, GLM53D_PAGE_MOVE, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 80)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 56)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 224)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 304)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;
