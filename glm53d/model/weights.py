@@ -36,8 +36,8 @@ class Fp8Weight:
     """A part of a quantised linear, as stored. The part may begin and end inside of blocks."""
 
     values: Tensor  # e4m3 [rows, columns]
-    scale: Tensor  # float32, of all blocks of the whole
-    row_block: Tensor  # [rows, 1] int64, where in scale
+    scale: Tensor  # float32, of the blocks that the part touches
+    row_block: Tensor  # [rows, 1] int64, where in scale; shared by all parts that are cut alike, as is column_block
     column_block: Tensor  # [columns]
     dtype: torch.dtype
 
@@ -85,6 +85,7 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self.keep_fp8, self.fp8_inputs = keep_fp8, fp8_inputs
+        self._cuts: dict[tuple[int, int, int], tuple[slice, Tensor]] = {}
         self.bytes_read = 0  # in the form kept, of all tensors so far
         quantization = config.quantization_config
         self._block = quantization.weight_block_size if quantization is not None else None
@@ -137,13 +138,23 @@ class Checkpoint:
     def _fp8(self, name: str, rows: slice, columns: slice) -> Fp8Weight:
         assert self._block is not None
         stored = self._file_of[name].get_slice(name)
-        scale = self._file_of[name + SCALE].get_tensor(name + SCALE)
-        row, column = (
-            torch.arange(*part.indices(size), device=self.device) // block
+        cuts = [
+            self._cut(*part.indices(size)[:2], block)
             for part, size, block in zip((rows, columns), stored.get_shape(), self._block, strict=True)
-        )
+        ]
+        (row_blocks, row), (column_blocks, column) = cuts
+        scale = self._file_of[name + SCALE].get_slice(name + SCALE)[row_blocks, column_blocks].to(self.device)
         values = stored[rows, columns].to(self.device)
-        return Fp8Weight(values, scale.to(self.device), row[:, None], column, self.dtype)
+        return Fp8Weight(values, scale, row[:, None], column, self.dtype)
+
+    def _cut(self, start: int, stop: int, block: int) -> tuple[slice, Tensor]:
+        """The blocks that a stretch of a dimension touches; of each of its elements, its block's place among them."""
+        key = start, stop, block
+        if key not in self._cuts:
+            first = start // block
+            at = torch.arange(start, stop, device=self.device) // block - first
+            self._cuts[key] = slice(first, -(-stop // block)), at
+        return self._cuts[key]
 
     def _open_all(self) -> dict[str, safe_open]:
         """The file of each tensor: of the one file, or as the index says."""

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from glm53d.config import AUTO_CONTEXTS, Config
+import msgspec
+
+from glm53d.config import AUTO_CONTEXTS, KEPT_BYTES, KEPT_SHARE, Config
 from glm53d.errors import ConfigError
 from glm53d.model.config import GLM_5_3, ModelConfig
 from glm53d.model.layout import Layout
 
 H200_BYTES = 143_771 << 20
 """What an H200 reports. A plan made without a GPU at hand assumes it."""
-
-KEPT_SHARE, KEPT_BYTES = 0.03, 9_000_000_000
-"""Of a GPU's memory, what is left to the driver's context, workspaces, graphs and collectives."""
 
 CONTEXTS = {"1M": 1 << 20, "200K": 200_000, "32K": 1 << 15}
 """The request sizes a plan counts."""
@@ -76,7 +75,7 @@ def memory_plan(model: ModelConfig, config: Config, memory_bytes: int, *, mtp: b
         num_pages = min(room // page_bytes, AUTO_CONTEXTS * -(-longest // kv.page_size))
     if num_pages < 1 or (on_gpu and num_pages * page_bytes > room):
         raise ConfigError(f"no room for KV: weights take {_size(weights)} of a rank's {_size(memory_bytes)}")
-    longest = min(longest, num_pages * kv.page_size)
+    longest = min(longest, num_pages * kv.page_size - 2 * config.speculation.num_draft_tokens)  # what drafts write
     return MemoryPlan(weights, per_token, num_pages, kv.page_size, config.parallel.attn_dp_size, longest)
 
 
@@ -94,9 +93,13 @@ def kv_bytes_per_token(model: ModelConfig, config: Config, *, mtp: bool) -> int:
     return row * (model.num_hidden_layers + num_mtp) + index_row * (model.num_full_layers + num_mtp)
 
 
-def weight_bytes(model: ModelConfig, config: Config, *, mtp: bool) -> int:
-    """Bytes of one rank's share. On a GPU as the checkpoint stores them, on the CPU all in model.dtype."""
-    return _Shard(model, config).total(mtp)
+def weight_bytes(model: ModelConfig, config: Config, *, mtp: bool, as_stored: bool = False) -> int:
+    """Bytes of one rank's share, as the engine keeps it: on a GPU as they are stored, on the CPU in model.dtype.
+
+    But kv_b_proj is always dense, as attention uses it cut in two, and the router is float32. as_stored: these, too, as
+    in the checkpoint.
+    """
+    return _Shard(model, config, as_stored).total(mtp)
 
 
 def check_report(config: Config) -> str:
@@ -122,7 +125,56 @@ def check_report(config: Config) -> str:
         if model.num_nextn_predict_layers:
             plans["model + MTP"] = memory_plan(model, config, memory_bytes, mtp=True)
     lines = [f"{name:<8}{fact}" for name, fact in facts.items()]
-    return "\n".join([*lines, "", *_table(plans)])
+    lines += ["", *_table(plans)]
+    if engine.kind != "sim" and parallel.tp_size > 1:
+        lines += ["", *_layouts(model, config, memory_bytes)]
+    return "\n".join(lines)
+
+
+def _layouts(model: ModelConfig, config: Config, memory_bytes: int) -> list[str]:
+    """What every layout of so many ranks would hold, and which would take more requests than this one.
+
+    How experts are split changes no bytes, so layouts differ by their KV pools alone.
+    """
+    tp_size, mtp = config.parallel.tp_size, config.speculation.num_draft_tokens > 0
+    plans: dict[int, MemoryPlan] = {}
+    refused: dict[int, str] = {}
+    for pools in (n for n in range(1, tp_size + 1) if tp_size % n == 0):
+        parallel = msgspec.structs.replace(config.parallel, attn_dp_size=pools)
+        try:
+            plans[pools] = memory_plan(model, msgspec.structs.replace(config, parallel=parallel), memory_bytes, mtp=mtp)
+        except ConfigError as error:
+            refused[pools] = error.message
+    mine = config.parallel.attn_dp_size
+    kinds = "".join(f"{name:>7}" for name in CONTEXTS)
+    lines = [f"{'KV pools':<10}{'weights a rank':>16}{'tokens in all':>16}{'largest context':>17}   requests of{kinds}"]
+    for pools in sorted(plans | refused):
+        name = f"{pools}{' *' if pools == mine else ''}"
+        if pools in refused:
+            lines.append(f"{name:<10}{refused[pools]}")
+            continue
+        plan = plans[pools]
+        fits = "".join(f"{plan.num_requests(size):>7,}" for size in CONTEXTS.values())
+        lines.append(
+            f"{name:<10}{_size(plan.weight_bytes):>16}{plan.pool_tokens * plan.num_pools:>16,}"
+            f"{plan.max_context_len:>17,}{'':14}{fits}"
+        )
+    drafts = f"{config.speculation.num_draft_tokens} drafts" if mtp else "no drafts"
+    lines.append(f"* this configuration, with {drafts}. {_better(plans, mine)}")
+    return lines
+
+
+def _better(plans: dict[int, MemoryPlan], mine: int) -> str:
+    """For each size of request, the layout that takes most, where that is not this one."""
+    told = []
+    for name, size in CONTEXTS.items():
+        counts = {pools: plan.num_requests(size) for pools, plan in plans.items()}
+        best = max(counts, key=lambda pools: (counts[pools], pools == mine))
+        if counts[best] == 0:
+            told.append(f"of {name} none holds any")
+        elif best != mine:
+            told.append(f"of {name} {counts[best]:,} with {best} pool{'s' if best > 1 else ''}")
+    return "More requests: " + (", ".join(told) if told else "no other layout holds more") + "."
 
 
 def _find_model(config: Config) -> tuple[ModelConfig, str]:
@@ -172,8 +224,8 @@ def _size(size: int) -> str:
 class _Shard:
     """Sizes of one rank's share of each part of the model; tensor shapes as in the official checkpoint."""
 
-    def __init__(self, model: ModelConfig, config: Config):
-        self._model = model
+    def __init__(self, model: ModelConfig, config: Config, as_stored: bool):
+        self._model, self._as_stored = model, as_stored
         on_gpu = config.engine.device == "cuda"
         self._block = model.quantization_config.weight_block_size if on_gpu and model.quantization_config else None
         self._itemsize = _itemsize(config)
@@ -207,7 +259,8 @@ class _Shard:
             self._heads * model.qk_head_dim, model.q_lora_rank
         )
         total += linear(model.latent_dim, model.hidden_size)
-        total += linear(self._heads * (model.qk_nope_head_dim + model.v_head_dim), model.kv_lora_rank)
+        kv_b_rows = self._heads * (model.qk_nope_head_dim + model.v_head_dim)
+        total += linear(kv_b_rows, model.kv_lora_rank) if self._as_stored else plain(kv_b_rows * model.kv_lora_rank)
         total += linear(model.hidden_size, self._heads * model.v_head_dim)
         if full:
             total += linear(model.index_n_heads * model.index_head_dim, model.q_lora_rank)
@@ -215,7 +268,8 @@ class _Shard:
             total += plain(2 * model.index_head_dim + model.index_n_heads * model.hidden_size)  # k_norm, weights_proj
         if not sparse:
             return total + self._mlp(self._dense)
-        total += plain(model.n_routed_experts * model.hidden_size) + 4 * model.n_routed_experts  # router, FP32 bias
+        router = model.n_routed_experts * model.hidden_size
+        total += (plain(router) if self._as_stored else 4 * router) + 4 * model.n_routed_experts  # the bias is FP32
         return total + self._experts * self._mlp(self._expert) + self._mlp(self._shared)
 
     def _mlp(self, width: int) -> int:
