@@ -39,7 +39,7 @@ class World:
                 eos_ids=(0,),
                 vocab_size=150_000,
                 think_end=149_999,
-                calls_end=0,
+                calls_ends=(0,),
             ),
             ByteVocab([b"text"] * 150_000, [False] * 150_000),
         )

@@ -86,7 +86,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
             sched.throttle.finish(req, FinishReason.STOP, matched_id=matched_id)
         else:
             sched.throttle.finish(req, FinishReason.LENGTH)
-        sched.finish(req, made_calls=matched_id == sched.limits.calls_end)
+        sched.finish(req, made_calls=matched_id in sched.limits.calls_ends)
 
 
 def _measure(sched: Scheduler, batch: Batch, prompts: np.ndarray, took_ns: int) -> None:

@@ -75,7 +75,7 @@ class Limits:
     eos_ids: tuple[int, ...]
     vocab_size: int
     think_end: int  # the id that ends reasoning
-    calls_end: int  # the id that ends a turn with tool calls
+    calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
     hash_key: bytes = bytes(16)
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start

@@ -49,9 +49,11 @@ class Vocab:
         return self.control_id("</think>")
 
     @property
-    def calls_end(self) -> int:
-        """The id that ends a turn of the model's with tool calls: their results come next."""
-        return self.control_id("<|observation|>")
+    def calls_ends(self) -> tuple[int, int]:
+        """The ids that end a turn of the model's with tool calls: the end of turn behind them, whose results come next,
+        and the end of a call, where the request allows one only.
+        """
+        return self.control_id("<|observation|>"), self.control_id("</tool_call>")
 
     def control_id(self, spelling: str) -> int:
         """The id of an added token, as "<think>". Raises CheckpointError when the tokenizer has none so spelled."""

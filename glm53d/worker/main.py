@@ -53,7 +53,7 @@ class RankSpec:
     tokenizer: Path
     hash_key: bytes
     think_end: int  # the id that ends reasoning
-    calls_end: int  # the id that ends a turn with tool calls
+    calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
     # Of each id, for the leader, who finds stop strings in them; followers get none.
     token_bytes: list[bytes]
     special: list[bool]
@@ -173,7 +173,7 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         max_running=config.scheduler.max_running_requests, max_step_tokens=config.scheduler.max_step_tokens,
         max_step_area=config.scheduler.max_step_area, target_itl_ns=int(config.scheduler.target_itl_ms * 1e6),
         ageing_ns=int(config.scheduler.ageing_s * 1e9), queue_timeout_ns=int(config.scheduler.queue_timeout_s * 1e9),
-        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, calls_end=spec.calls_end,
+        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, calls_ends=spec.calls_ends,
         hash_key=spec.hash_key, placement=config.scheduler.placement,
         session_ttl_ns=int(config.scheduler.session_ttl_s * 1e9),
         max_session_pages=int(config.scheduler.session_share * loaded.num_pages),

@@ -32,6 +32,7 @@ from glm53d.chat.jinja import Choice, choose
 from glm53d.config import Config
 from glm53d.errors import EngineError, NotReady
 from glm53d.front.engine import Engine, EngineLimits
+from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import Health, State
 from glm53d.front.prompt import TextHalf
 from glm53d.front.pump import OutputPump
@@ -44,6 +45,8 @@ from glm53d.text.vocab import Vocab
 from glm53d.worker.main import RankSpec, rank_main
 from glm53d.world.checkpoint import Checkpoint, read_checkpoint
 from glm53d.world.plan import layout
+from glm53d.world.reload import reload
+from glm53d.world.storage import Storage
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -67,10 +70,14 @@ class Event(Enum):
     LOADED = auto()
     FAILED = auto()
     SIGNAL = auto()
+    RELOAD = auto()
 
 
-def run(config: Config) -> int:
-    """Serve until a signal (exit code 0) or until the ranks fail (1). Raises StartError before anything is started."""
+def run(config: Config, read: Callable[[], Config]) -> int:
+    """Serve until a signal (exit code 0) or until the ranks fail (1). Raises StartError before anything is started.
+
+    read: gives the configuration anew, for SIGHUP.
+    """
     sys.setswitchinterval(GIL_SWITCH_S)
     _raise_fd_limit(config.server.max_requests)
     checkpoint = read_checkpoint(config)
@@ -79,7 +86,7 @@ def run(config: Config) -> int:
         vocab.added, checkpoint.chat_template, checkpoint.own_template, literal=config.template.literal_control_tokens
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, checkpoint, vocab, template).live())
+        return runner.run(Daemon(config, checkpoint, vocab, template).live(read))
 
 
 def _raise_fd_limit(max_requests: int) -> None:
@@ -106,11 +113,14 @@ class Daemon:
         self._ends = self._channels.main_ends()
         self._health = Health(self._ends.board)
         self._events: asyncio.Queue[tuple[Event, str]] = asyncio.Queue()
-        self._hash_key = secrets.token_bytes(16)
+        self._storage = Storage(config.cache.storage_path)
+        self._hash_key = self._storage.hash_key
 
-    async def live(self) -> int:
+    async def live(self, read: Callable[[], Config]) -> int:
         """From the first listening socket to the last process gone; returns the exit code."""
         loop = asyncio.get_running_loop()
+        if not sys.stderr.isatty():  # there it says that the terminal is closed, which ends what runs in it
+            loop.add_signal_handler(signal.SIGHUP, self._events.put_nowait, (Event.RELOAD, "SIGHUP"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._events.put_nowait, (Event.SIGNAL, signal.Signals(number).name))
         checkpoint = self._checkpoint
@@ -127,6 +137,9 @@ class Daemon:
                 if event is Event.LOADED:
                     await self._open(engine, text)
                     continue
+                if event is Event.RELOAD:
+                    await reload(read, engine, site)
+                    continue
                 if event is Event.FAILED:
                     log.error("the daemon ends: %s", message)
                     self._health.become(State.UNHEALTHY, message)
@@ -142,6 +155,7 @@ class Daemon:
                 engine.control.shut_down()
             await loop.run_in_executor(None, ranks.stop, EXIT_GRACE_S if were_told else 0.0)
             engine.close()
+            self._storage.close()
             await loop.shutdown_default_executor()
             _stop_resource_tracker()
 
@@ -151,7 +165,7 @@ class Daemon:
             RankSpec(
                 self._config, self._channels, os.getpid(), place.rank, place.attn_dp_rank, place.attn_tp_rank,
                 place.ep_rank, checkpoint.eos_ids, vocab.size, vocab.num_base,
-                checkpoint.tokenizer, self._hash_key, vocab.think_end, vocab.calls_end,
+                checkpoint.tokenizer, self._hash_key, vocab.think_end, vocab.calls_ends,
                 *((vocab.token_bytes, vocab.special) if place.rank == 0 else ([], [])),
             )
             for place in layout(self._config)
@@ -177,7 +191,10 @@ class Daemon:
         longest = int(rows["max_req_input_len"].min())
         half = await text
         pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, engine.table.size)
-        engine.open(self._ends, half, pump, EngineLimits(longest, longest + 1), self._channels.describe())
+        grammars = GrammarCheck(self._checkpoint.tokenizer, self._checkpoint.eos_ids, self._config.grammar)
+        grammars.start()
+        limits = EngineLimits(longest, longest + 1)
+        engine.open(self._ends, half, pump, limits, self._channels.describe(), grammars)
         gc.collect()
         gc.freeze()
         self._health.become(State.UP)

@@ -104,7 +104,7 @@ class SchedWorld:
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
                  "max_step_tokens": 24, "max_step_area": 1 << 30} | limits  # fmt: skip
         self.limits = Limits(
-            **sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, calls_end=0, hash_key=KEY, tiers=tiers,
+            **sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, calls_ends=(0,), hash_key=KEY, tiers=tiers,
         )  # fmt: skip
         num_ranks, page_size = self.limits.attn_dp_size, self.limits.page_size
         self.sched = Scheduler(
@@ -377,5 +377,4 @@ class SchedWorld:
             and not self.sched.num_waiting
             and free
             and not locked
-            and not any(host.num_pinned for host in self.sched.tiers.hosts if self.kv.is_quiet)
         )
