@@ -15,7 +15,7 @@ from bench.corpus import Corpus
 from bench.measure import Row, make_parser, report, timed_row
 from glm53d.chat.events import Piece, ToolCallArguments
 from glm53d.chat.tools import ToolParser, functions_of
-from glm53d.server.common import offer
+from glm53d.server.common import Offered
 from glm53d.server.openai_common import Chunks
 from glm53d.server.openai_tools import Tools
 
@@ -59,7 +59,7 @@ def parsed(steps: list[list[Piece]]) -> list[str]:
 
 def chunked(steps: list[list[Piece]]) -> int:
     """Bytes of a chat's chunks."""
-    tools = Tools(offer(TOOLS, is_off=False, max_calls=None), is_legacy=False)
+    tools = Tools(Offered(TOOLS, functions_of(TOOLS), None), is_legacy=False)
     parser = tools.offered.parser(ADDED)
     chunks = Chunks("chatcmpl-0123456789abcdef", "chat.completion.chunk", 1, "m", with_usage=False, index=0)
     return sum(len(chunks.delta(delta)) for step in steps for delta in tools.deltas(parser.feed(step)))
