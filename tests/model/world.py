@@ -24,6 +24,7 @@ from glm53d.runner.graphs import Eager
 from glm53d.runner.torch_runner import TorchRunner
 from glm53d.sched.grammar import Grammars
 from glm53d.worker.leader import merge
+from glm53d.worker.main import stored_pages, tier_limits
 from tests.helpers.sched_world import SchedWorld
 
 TIMEOUT_S = 120
@@ -148,6 +149,8 @@ class ServedWorld(SchedWorld):
             max_biased=config.scheduler.max_biased_requests,
             num_draft_tokens=config.speculation.num_draft_tokens,
             grammars=grammars,
+            tiers=tier_limits(config, self.loaded),
+            stored=stored_pages(config, self.loaded),
         )
         self.num_idle = self.num_mixed = self.num_split = 0
 
