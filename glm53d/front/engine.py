@@ -19,6 +19,7 @@ from glm53d.chat.conversation import Conversation
 from glm53d.config import Config
 from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, NotReady, Overloaded, PeerGone
 from glm53d.front.control import Control
+from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import Health, State
 from glm53d.front.job import Finish, Job, Pieces, SamplingParams, Usage
 from glm53d.front.prompt import Prompt, TextHalf
@@ -136,6 +137,7 @@ class Engine:
         pump: OutputPump,
         limits: EngineLimits,
         topology: list[dict[str, str | int]],
+        grammars: GrammarCheck,
     ) -> None:
         """The world is up: take its channels. Needs a running loop."""
         self._ends = ends
@@ -143,6 +145,7 @@ class Engine:
         self.pump = pump
         self.limits = limits
         self._topology = topology
+        self._grammars = grammars
         self.is_open = True
         pump.start(self.on_wake)
 
@@ -150,6 +153,7 @@ class Engine:
         """After the ranks are gone."""
         self._text_pool.close()
         if self.is_open:
+            self._grammars.close()
             self.pump.stop()
 
     def fail_all(self, error: EngineError) -> None:
@@ -194,8 +198,10 @@ class Engine:
         return streams
 
     async def _prepare(self, job: Job) -> tuple[Prompt, dict[str, int]]:
-        """The job's prompt, and when each part of making it was done."""
+        """The job's prompt, and when each part of making it was done. Its grammar is good."""
         parsed_ns = time.monotonic_ns()
+        if (grammar := job.sampling.grammar) is not None:
+            await self._grammars.check(grammar)
         longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
         prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
         check_logprobs(job.sampling, len(prompt.ids))

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from glm53d.config import Config
 from glm53d.errors import EngineError, NotReady
 from glm53d.front.engine import Engine, EngineLimits, Stream
+from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import State, Waiting
 from glm53d.front.job import Job
 from glm53d.front.prompt import Prompt
@@ -43,7 +45,8 @@ class Surroundings:
         ends = SimpleNamespace(requests=SimpleNamespace(try_write=self._try_write))
         text = SimpleNamespace(prepare=self._prepare, chain_seed=bytes(16))
         self.engine = Engine(Config(), None, ("nano",), {}, self.health)
-        self.engine.open(ends, text, pump, EngineLimits(99, 100), [])
+        grammars = GrammarCheck(Path(), (), Config().grammar)
+        self.engine.open(ends, text, pump, EngineLimits(99, 100), [], grammars)
 
     async def submit(self) -> "asyncio.Task[Stream]":
         """The engine's submit() as a task that has taken its slot."""
