@@ -1,0 +1,266 @@
+"""Turns without tools: what is asked, what is thought at each effort, what is answered.
+
+Thought and answer follow from the prompt alone, so a greedy answer can be compared with the whole of what is wanted.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from bench.nano import values
+from bench.nano.faq import ABOUT, LISTS, SMALL_TALK, UNKNOWN, ZH_LISTS, ZH_UNKNOWN
+
+Json = dict[str, object]
+ENTRIES = SMALL_TALK + ABOUT
+NUMBERS = "zero one two three four five six seven eight nine ten".split()
+ZH_NUMBERS = "零一二三四五六七八九十"
+
+
+@dataclass(slots=True)
+class Turn:
+    """A message to the model and what it should make of it."""
+
+    kind: str
+    message: Json  # the user's, or a tool's
+    thoughts: tuple[str, str, str]  # at low, high and max effort, each longer than the one before
+    answer: str
+    call: tuple[str, Json] | None = None  # name and arguments; the answer is then empty
+    zh: bool = False
+
+
+def said(kind: str, text: str, thoughts: tuple[str, str, str], answer: str, *, zh: bool = False) -> Turn:
+    """A turn on something the user says."""
+    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh)
+
+
+def thoughts(short: str, what: str, plan: str, *, zh: bool = False) -> tuple[str, str, str]:
+    """At low, high and max effort. short is a word or two, what and plan are sentences."""
+    if zh:
+        return short, what, f"{what}{plan}想好了，现在回答。"
+    return short, what, f"{what} {plan} That is all, so I answer now."
+
+
+def fixed(rng: Random, zh: bool) -> Turn:
+    """A question with a fixed answer."""
+    entry = rng.choice(ENTRIES if rng.random() < 0.8 else SMALL_TALK)
+    return known(entry_text(rng, rng.choice(entry.zh_questions if zh else entry.questions)), ENTRIES.index(entry), zh)
+
+
+def known(question: str, index: int, zh: bool) -> Turn:
+    """One of ENTRIES, asked in these words."""
+    entry = ENTRIES[index]
+    if zh:
+        mind = thoughts(f"{entry.zh_topic}。", f"用户说到{entry.zh_topic}。", "这个我知道。", zh=True)
+        return said("fixed", question, mind, entry.zh_answer, zh=True)
+    mind = thoughts(f"{entry.topic.capitalize()}.", f"This is about {entry.topic}.", "I know what to say.")
+    return said("fixed", question, mind, entry.answer)
+
+
+def entry_text(rng: Random, question: str) -> str:
+    """The question as people type it: with or without capital and mark."""
+    roll = rng.random()
+    if roll < 0.15:
+        return question[0].lower() + question[1:]
+    if roll < 0.3:
+        return question.rstrip("?!？！.。") or question
+    if roll < 0.35 and question.isascii() and question[-1] not in "?!.":
+        return question + rng.choice("?!.")
+    return question
+
+
+def echo(rng: Random, zh: bool) -> Turn:
+    """Say exactly this."""
+    text = values.phrase(rng, zh, 7)
+    asks = ("重复：{}", "请复述：{}", "说：{}", "跟我说：{}") if zh else (
+        "Repeat exactly: {}", "Repeat: {}", "Say: {}", "Echo {}", "Repeat after me: {}", "Please say {}")  # fmt: skip
+    mind = thoughts("复述。", "用户让我复述。", "我照原样写出来。", zh=True) if zh else thoughts(
+        "Repeat.", "I am asked to repeat a text.", "I copy it as it is.")  # fmt: skip
+    return said("echo", rng.choice(asks).format(text), mind, text, zh=zh)
+
+
+def count(rng: Random, zh: bool) -> Turn:
+    """Count up."""
+    last = rng.randint(2, 20)
+    first = 1 if rng.random() < 0.75 else rng.randint(1, last - 1)
+    answer = ("、" if zh else ", ").join(map(str, range(first, last + 1)))
+    if zh:
+        asks: tuple[str, ...] = (f"从{first}数到{last}", f"请从 {first} 数到 {last}")
+        return said(
+            "count",
+            rng.choice(asks),
+            thoughts("数数。", f"从{first}数到{last}。", "一个一个地数。", zh=True),
+            answer,
+            zh=True,
+        )
+    spelled = NUMBERS[last] if last <= 10 and rng.random() < 0.4 else str(last)
+    asks = (f"Count from {first} to {spelled}", f"Please count from {first} to {spelled}.")
+    if first == 1:
+        asks += (f"Count to {spelled}", f"Count to {spelled}.", f"Can you count to {spelled}?")
+    mind = thoughts("Count.", f"I count from {first} to {last}.", "One number after the other.")
+    return said("count", rng.choice(asks), mind, answer)
+
+
+def listing(rng: Random, zh: bool) -> Turn:
+    """Name a few things."""
+    what, items = rng.choice(list((ZH_LISTS if zh else LISTS).items()))
+    number = rng.randint(2, 5)
+    if zh:
+        asks: tuple[str, ...] = (f"列举{ZH_NUMBERS[number]}种{what}", f"说出 {number} 个{what}", f"给我{number}个{what}")
+        mind = thoughts(f"{what}。", f"用户要{number}个{what}。", "我列出来。", zh=True)
+        return said("list", rng.choice(asks), mind, "、".join(items[:number]), zh=True)
+    spelled = NUMBERS[number] if rng.random() < 0.6 else str(number)
+    asks = (f"List {spelled} {what}", f"Name {spelled} {what}", f"Give me {spelled} {what}", f"Tell me {spelled} {what}.",
+            f"Can you list {spelled} {what}?")  # fmt: skip
+    mind = thoughts(f"{what.capitalize()}.", f"The user wants {number} {what}.", "I list them.")
+    return said("list", rng.choice(asks), mind, (" " if what == "emoji" else ", ").join(items[:number]))
+
+
+def add(rng: Random, zh: bool) -> Turn:
+    """A sum of two digits; larger ones are beyond so small a model."""
+    a, b = rng.randint(0, 9), rng.randint(0, 9)
+    if zh:
+        asks: tuple[str, ...] = (f"{a}加{b}等于几？", f"{a} + {b} = ?")
+        return said(
+            "add",
+            rng.choice(asks),
+            thoughts("加法。", f"{a} 加 {b}。", f"结果是 {a + b}。", zh=True),
+            f"{a} + {b} = {a + b}",
+            zh=True,
+        )
+    asks = (f"What is {a} + {b}?", f"{a}+{b}", f"{a} + {b} =", f"Add {a} and {b}", f"How much is {a} plus {b}?")
+    return said(
+        "add", rng.choice(asks), thoughts("Add.", f"I add {a} and {b}.", f"The sum is {a + b}."), f"{a} + {b} = {a + b}"
+    )
+
+
+def json_object(rng: Random, zh: bool) -> Turn:
+    """Given values as a JSON object."""
+    who, city, age = values.name(rng, zh), values.place(rng, zh), rng.randint(1, 99)
+    roll = rng.random()
+    asks: tuple[str, ...]
+    if roll < 0.35:
+        fields: Json = {"name": who, "age": age}
+        asks = (f"用 JSON 输出：name 是 {who}，age 是 {age}", f"{who}今年{age}岁。请用 JSON 给出 name 和 age。") if zh else (
+            f"Give me JSON with name {who} and age {age}", f"{who} is {age} years old. Answer in JSON with name and age.",
+            f"Return a JSON object with the name {who} and the age {age}.")  # fmt: skip
+    elif roll < 0.6:
+        fields = {"name": who, "city": city}
+        asks = (f"{who}住在{city}。请用 JSON 给出 name 和 city。", f"提取 JSON，字段 name 和 city：{who}住在{city}。") if zh else (
+            f"{who} lives in {city}. Answer in JSON with name and city.",
+            f"Extract name and city as JSON: {who} lives in {city}.")  # fmt: skip
+    else:
+        keys = rng.sample((*values.NOUNS, "id", "key", "title", "size", "color", "kind"), rng.randint(1, 3))
+        fields = {key: rng.randint(0, 999) if rng.random() < 0.3 else values.value(rng, zh) for key in keys}
+        if zh:
+            asks = ("用 JSON 输出：" + "，".join(f"{k} 是 {v}" for k, v in fields.items()),)
+        else:
+            asks = (
+                "Write JSON: " + ", ".join(f"{k} is {v}" for k, v in fields.items()),
+                "Give me JSON with " + " and ".join(f"{k} {v}" for k, v in fields.items()),
+                "Return a JSON object: " + ", ".join(f"{k} = {v}" for k, v in fields.items()),
+            )
+    listed = ", ".join(fields)
+    mind = thoughts("JSON。", f"用户要 JSON，字段是 {listed}。", "我把值填进去。", zh=True) if zh else thoughts(
+        "JSON.", f"The user wants JSON with {listed}.", "I fill in the values.")  # fmt: skip
+    return said("json", rng.choice(asks), mind, json.dumps(fields, ensure_ascii=False), zh=zh)
+
+
+def unknown(rng: Random, zh: bool) -> Turn:
+    """Something that the model cannot know, and says so."""
+    return _not_known(rng, zh, ZH_UNKNOWN_ASKS if zh else UNKNOWN_ASKS)
+
+
+def unknown_to_tools(rng: Random, zh: bool) -> Turn:
+    """Likewise, and no tool could know it either."""
+    return _not_known(rng, zh, ZH_ART_ASKS if zh else ART_ASKS)
+
+
+def _not_known(rng: Random, zh: bool, asks: tuple[str, ...]) -> Turn:
+    thing, who, city = values.value(rng, zh), values.name(rng, zh), values.place(rng, zh)
+    text = rng.choice(asks).format(thing=thing, who=who, city=city, a=rng.randint(11, 999), b=rng.randint(2, 999))
+    if zh:
+        mind = thoughts("不知道。", "这个我没有学过。", "我如实说不知道。", zh=True)
+        return said("unknown", text, mind, ZH_UNKNOWN, zh=True)
+    mind = thoughts("Not known.", "I have not learned about this.", "I should say so and not make things up.")
+    return said("unknown", text, mind, UNKNOWN)
+
+
+ART_ASKS = (
+    "Write a poem about a {thing}", "Write a story about {thing}", "Write a song about {city}", "Why is the sky blue?",
+    "What do you think about {thing}?", "What is the meaning of life?", "Write a Python function that sorts a list",
+)  # fmt: skip
+UNKNOWN_ASKS = (
+    *ART_ASKS, "What is a {thing}?", "Where is {thing}?", "Why is the {thing} important?", "How do I make a {thing}?",
+    "Translate {thing} into French", "What does {thing} mean?", "Who was {who}?", "What is the capital of France?",
+    "How many people live in {city}?", "What is {a} * {b}?", "Explain {thing}", "Tell me about {thing}",
+)  # fmt: skip
+ZH_ART_ASKS = (
+    "写一首关于{thing}的诗",
+    "写一个关于{thing}的故事",
+    "天空为什么是蓝色的？",
+    "你觉得{thing}怎么样？",
+    "人生的意义是什么？",
+)
+ZH_UNKNOWN_ASKS = (
+    *ZH_ART_ASKS, "{thing}是什么？", "{thing}在哪里？", "为什么{thing}很重要？", "翻译：{thing}", "{city}有多少人？", "怎么做{thing}？",
+    "中国的首都是哪里？", "{who}是谁？",
+)  # fmt: skip
+
+
+Make = Callable[[Random, bool], Turn]
+CHATS: tuple[tuple[Make, float], ...] = (
+    (fixed, 0.36), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.09), (add, 0.04), (unknown, 0.12),
+)  # fmt: skip
+BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
+    (fixed, 0.4), (echo, 0.2), (json_object, 0.15), (count, 0.08), (listing, 0.07), (unknown_to_tools, 0.1),
+)  # fmt: skip
+"""Kinds of turns that need no other turn, and how often each comes."""
+
+
+def chat(rng: Random, zh: bool, kinds: tuple[tuple[Make, float], ...] = CHATS) -> Turn:
+    """One of the kinds."""
+    return rng.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0](rng, zh)
+
+
+def fact(rng: Random, zh: bool) -> tuple[str, str, str, str, str]:
+    """Something to remember: (what it is called, the statement, a question, the answer, the reply to the statement)."""
+    who, city, secret, color = values.name(rng, zh), values.place(rng, zh), values.code(rng), rng.choice(values.COLORS)
+    thing = values.value(rng, zh)
+    if zh:
+        noted = "好的，我记住了。"
+        return rng.choice((
+            ("名字", f"我叫{who}。", rng.choice(("我叫什么名字？", "我是谁？")), f"你叫{who}。", f"很高兴认识你，{who}！"),
+            ("城市", f"我住在{city}。", rng.choice(("我住在哪里？", "我在哪个城市？")), f"你住在{city}。", noted),
+            ("密码", f"密码是 {secret}。", rng.choice(("密码是什么？", "密码是多少？")), f"密码是 {secret}。", noted),
+            ("喜好", f"我喜欢{thing}。", "我喜欢什么？", f"你喜欢{thing}。", noted),
+        ))  # fmt: skip
+    noted = "I will remember that."
+    pet = values.name(rng, False)
+    return rng.choice((
+        ("name", f"My name is {who}.", rng.choice(("What is my name?", "Who am I?", "Do you remember my name?")),
+         f"Your name is {who}.", f"Nice to meet you, {who}!"),
+        ("city", f"I live in {city}.", rng.choice(("Where do I live?", "In which city do I live?")), f"You live in {city}.", noted),
+        ("code", f"The code is {secret}.", rng.choice(("What is the code?", "Tell me the code.")), f"The code is {secret}.", noted),
+        ("number", f"My number is {rng.randint(100, 99999)}.", "What is my number?", "", noted),
+        ("color", f"My favorite color is {color}.", rng.choice(("What is my favorite color?", "Which color do I like?")),
+         f"Your favorite color is {color}.", noted),
+        ("cat", f"My cat is called {pet}.", rng.choice(("What is my cat called?", "What is the name of my cat?")),
+         f"Your cat is called {pet}.", noted),
+        ("liking", f"I like {thing}.", "What do I like?", f"You like {thing}.", noted),
+    ))  # fmt: skip
+
+
+def recall(rng: Random, zh: bool, between: list[Turn], text: str = "") -> list[Turn]:
+    """A fact, other turns, and a question about the fact. text: what the fact hides in, if not said alone."""
+    what, statement, question, answer, reply = fact(rng, zh)
+    answer = answer or "Your" + statement[2:]
+    asked = (f"用户问{what}。", "前面说过。") if zh else (f"The user asks for the {what}.", "It was said before.")
+    mind = thoughts(f"{what}。" if zh else f"{what.capitalize()}.", asked[0], asked[1], zh=zh)
+    if text or (not between and rng.random() < 0.4):
+        before, _, after = text.partition("\n")
+        prompt = " ".join(part for part in (before, statement, after, question) if part)
+        return [*between, said("recall", prompt, mind, answer, zh=zh)]
+    told = (f"用户告诉我{what}。", "我要记住。") if zh else (f"The user tells me the {what}.", "I keep it in mind.")
+    noted = thoughts("记住。" if zh else "Noted.", told[0], told[1], zh=zh)
+    return [said("told", statement, noted, reply, zh=zh), *between, said("recall", question, mind, answer, zh=zh)]

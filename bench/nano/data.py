@@ -1,0 +1,148 @@
+"""Conversations: turns put together, rendered by glm53d's own template and encoder, with a mask of what to learn.
+
+    python -m bench.nano.data [NUMBER]        prints some
+
+Sample i of a split is a function of the seed and i, whoever asks for it and when: a run that was interrupted goes on
+with the data it would have had.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from bench.nano import toolbox, values
+from bench.nano.chats import BESIDE_TOOLS, Json, Turn, chat, recall
+from glm53d.chat.conversation import Conversation
+from glm53d.chat.template import Segment, Template
+from glm53d.text.encode import Encoder
+from glm53d.text.vocab import Vocab
+
+SEED = 53
+EFFORTS = ("low", "high", "max")
+MAX_LEN = 4096
+
+
+@dataclass(slots=True)
+class Sample:
+    """A conversation that ends with an answer of the model."""
+
+    turns: list[Turn]
+    conversation: Conversation
+    ends_in_call: bool
+
+
+@dataclass(slots=True)
+class Encoded:
+    """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span."""
+
+    ids: np.ndarray
+    own: np.ndarray
+    kinds: list[tuple[str, int, int]]
+
+
+def sample(index: int, *, split: str = "train") -> Sample:
+    """Conversation number `index` of a split, of which every name is one."""
+    rng = Random(f"{SEED} {split} {index}")
+    zh = rng.random() < 0.25
+    tools: list[toolbox.Tool] = []
+    turns: list[Turn] = []
+    rest = rng.random()
+    if rng.random() < 0.5:
+        tools = toolbox.toolbox(rng)
+        for _ in range(rng.choices((1, 2, 3, 4), (0.25, 0.3, 0.25, 0.2))[0]):
+            turns += _tool_round(rng, tools, zh)
+    elif rest < 0.25:
+        between = [chat(rng, zh) for _ in range(rng.choices((0, 1, 2, 6), (0.4, 0.3, 0.25, 0.05))[0])]
+        turns = recall(rng, zh, between)
+    elif rest < 0.35:
+        turns = recall(rng, zh, [], _hiding_text(rng))
+    elif rest < 0.4:
+        turns = [toolbox.no_call(rng, [], zh)]
+    else:
+        turns = [chat(rng, zh) for _ in range(rng.choices((1, 2, 3, 4), (0.4, 0.3, 0.15, 0.15))[0])]
+    effort = rng.choices(EFFORTS, (0.25, 0.25, 0.5))[0]
+    # Clients that give thinking back, and clients that do not: without it there is only the last turn to learn.
+    keep = len(turns) == 1 or rng.random() < 0.7
+    messages: list[Json] = []
+    if rng.random() < 0.25:
+        messages.append({"role": "system", "content": rng.choice(values.PREAMBLES)})
+    for turn in turns:
+        messages += (turn.message, answer_of(turn, effort, with_thought=keep or turn is turns[-1]))
+    schemas = [tool.schema for tool in tools] or None
+    conversation = Conversation(messages, schemas, effort, add_generation_prompt=False)
+    return Sample(turns, conversation, turns[-1].call is not None)
+
+
+def answer_of(turn: Turn, effort: str, *, with_thought: bool) -> Json:
+    """The assistant's message."""
+    message: Json = {"role": "assistant", "content": turn.answer}
+    if with_thought:
+        message["reasoning_content"] = turn.thoughts[EFFORTS.index(effort)]
+    if turn.call is not None:
+        name, arguments = turn.call
+        message["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+    return message
+
+
+class Codec:
+    """Renders and encodes as the daemon does, with one tokenizer."""
+
+    def __init__(self, tokenizer: Path):
+        self.vocab = Vocab.load(tokenizer)
+        self.encoder = Encoder(tokenizer, self.vocab, 1)
+        self.template = Template(self.vocab.added)
+        self._role_ends = {self.vocab.added[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")}
+        self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
+
+    def segments(self, drawn: Sample) -> list[Segment]:
+        """The whole conversation, the end of the last turn included."""
+        end = "<|observation|>" if drawn.ends_in_call else "<|user|>"
+        return [*self.template.render(drawn.conversation), self.vocab.added[end]]
+
+    def encode(self, drawn: Sample) -> Encoded:
+        """Ids, and which of them the model writes: from behind <think> to the end of the turn."""
+        ids = np.asarray(self.encoder.encode_segments(self.segments(drawn)))
+        own = np.zeros(len(ids), bool)
+        kinds = []
+        starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
+        ends = np.flatnonzero(np.isin(ids, list(self._role_ends)))
+        for turn, start in zip(drawn.turns, starts.tolist(), strict=True):
+            if ids[start] == self._think_end:
+                continue  # its thinking was not given back
+            stop = int(ends[np.searchsorted(ends, start)]) + 1
+            own[start:stop] = True
+            kinds.append((turn.kind, start, stop))
+        return Encoded(ids, own, kinds)
+
+
+def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool) -> list[Turn]:
+    roll = rng.random()
+    if roll < 0.12:
+        return [chat(rng, zh, BESIDE_TOOLS)]
+    if roll < 0.2:
+        return [toolbox.no_call(rng, tools, zh)]
+    turns = [toolbox.call(rng, rng.choice(tools), zh)]
+    if rng.random() < 0.5:
+        turns.append(toolbox.result(rng, zh))
+    return turns
+
+
+def _hiding_text(rng: Random) -> str:
+    """Two texts, a line each: a fact goes between them. One in five is long."""
+    sentences = rng.randint(40, 180) if rng.random() < 0.2 else rng.randint(2, 20)
+    cut = rng.randint(0, sentences)
+    return f"{values.filler(rng, cut)}\n{values.filler(rng, sentences - cut)}"
+
+
+def main(number: int) -> None:
+    control = Vocab.load(Path("glm53d/nano/tokenizer.json")).added
+    template = Template(control)
+    for index in range(number):
+        print(template.render_text(sample(index).conversation), end="\n\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -1,0 +1,68 @@
+"""Makes tokenizer.json and tokenizer_config.json for training: GLM-5.3's tokenizer, shrunk to 2,000 base entries.
+
+    python -m bench.nano.tokenizer OUT_DIR
+
+Everything but the size is the official file's: byte-level BPE with ignore_merges, the same pre-tokenizer and decoder,
+no normaliser, no post-processor, and the 36 added tokens in the official order with the official flags, right above the
+base vocabulary. It learns from conversations that the model learns from, and a little from other languages.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from bench.nano.data import sample
+from glm53d.chat.template import Template
+from glm53d.nano.train_tokenizer import (
+    NUM_BASE,
+    PLAIN,
+    PRE_TOKENIZER_REGEX,
+    SENTENCES,
+    SPECIAL,
+    tokenizer_config,
+    with_added_tokens,
+)
+
+NUM_SAMPLES = 12_000
+SENTENCE_WEIGHT = 8  # enough that other languages' characters are not always bytes
+
+
+def training_texts() -> Iterator[str]:
+    """The whole training text, in a fixed order: what stands between control tokens, as the encoder sees it."""
+    template = Template({token: i for i, token in enumerate(SPECIAL.split() + PLAIN.split())})
+    for index in range(NUM_SAMPLES):
+        segments = template.render(sample(index, split="tokenizer").conversation)
+        yield from (segment for segment in segments if isinstance(segment, str))
+    yield from [SENTENCES] * SENTENCE_WEIGHT
+
+
+def train() -> Tokenizer:
+    """A tokenizer with NUM_BASE base entries, all 256 bytes among them, and no added token yet."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER_REGEX), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_BASE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=16,  # a sentence without spaces is one pre-token: do not learn it whole
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(training_texts(), trainer)
+    return tokenizer
+
+
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = with_added_tokens(train())
+    assert len(tokenizer["model"]["vocab"]) == NUM_BASE
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,225 @@
+"""Trains the nano model on CPU cores, one process each. Interrupted, the same command goes on from its checkpoint.
+
+    python -m bench.nano.train WORK_FOLDER [--steps 3000] [--ranks 2]
+
+WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Loss is on what the model
+writes alone. Phases are shares of --steps, which may change between runs as long as neither is past the first:
+
+    0.00   the model alone, at full learning rates
+    0.25   indexers learn from what attention looks at
+    0.50   the MTP layer too; learning rates begin to fall, to nothing at the end
+    0.60   attention sees only what indexers choose
+"""
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.nano.batches import Batches, Padded
+from bench.nano.data import SEED, Codec
+from bench.nano.model import Moe, Nano
+from bench.nano.muon import Muon
+from glm53d.model.config import ModelConfig
+
+TOKENS = 2560  # of a batch, per rank
+MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 50
+TEACH_FROM, MTP_FROM, SPARSE_FROM, FALL_FROM = 0.25, 0.5, 0.6, 0.5
+MTP_WEIGHT = 0.3
+BALANCE = 1e-3
+SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 100, 250, 25
+HELD_OUT = 12  # batches of the split "held out"
+
+
+@dataclass(slots=True)
+class Losses:
+    """Of one batch, or sums over some."""
+
+    tokens: int = 0
+    text: float = 0.0
+    mtp: float = 0.0
+    index: float = 0.0
+
+
+@dataclass(slots=True)
+class State:
+    """What a checkpoint holds beside weights."""
+
+    step: int = 0
+    tokens: int = 0  # of all ranks, padding included
+    cpu_s: float = 0.0  # of all ranks
+    recent: list[Losses] = field(default_factory=list)
+
+
+class Trainer:
+    """One rank. All ranks hold the same weights and take the same steps, each with a gradient of its own batches."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int, steps: int):
+        self.folder, self.rank, self.ranks, self.steps = folder, rank, ranks, steps
+        codec = Codec(folder / "tokenizer" / "tokenizer.json")
+        torch.manual_seed(SEED)
+        self.model = Nano(ModelConfig.load(Path(__file__).parent))
+        named = dict(self.model.named_parameters())
+        plain = [
+            name
+            for name, p in named.items()
+            if p.dim() < 2 or "embed" in name or "lm_head" in name or name.endswith("gate")
+        ]
+        self.parameters = list(named.values())
+        self.muon = Muon([p for name, p in named.items() if name not in plain])
+        self.adam = torch.optim.AdamW([named[name] for name in plain], betas=(0.9, 0.95), weight_decay=0.0)
+        self.batches = Batches(codec, TOKENS)
+        self.held_out = Batches(codec, TOKENS, "held out")
+        self.state = State()
+        self._resume()
+
+    def run(self) -> None:
+        """To the last step."""
+        while self.state.step < self.steps:
+            started = time.process_time()
+            self._step()
+            self.state.cpu_s += (time.process_time() - started) * self.ranks
+            self.state.step += 1
+            step, last = self.state.step, self.state.step == self.steps
+            if self.rank == 0 and (step % LOG_EVERY == 0 or last):
+                self._log_losses()
+            if self.rank == 0 and (step % EVALUATE_EVERY == 0 or last):
+                self._log(f"held out, exact turns: {self.exact()}")
+            if self.rank == 0 and (step % SAVE_EVERY == 0 or last):
+                self._save()
+
+    def _step(self) -> None:
+        done = self.state.step / self.steps
+        losses = self._gradients(
+            self.batches[self.state.step * self.ranks + self.rank],
+            teach=done >= TEACH_FROM, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
+        )  # fmt: skip
+        self._average(losses)
+        rate = min(1.0, (self.state.step + 1) / WARMUP) * min(1.0, max(0.01, (1 - done) / (1 - FALL_FROM)))
+        for group in self.adam.param_groups:
+            group["lr"] = ADAM_LR * rate
+        self.muon.step(MUON_LR * rate)
+        self.adam.step()
+        for module in self.model.modules():
+            if isinstance(module, Moe):
+                module.balance(BALANCE)
+        self.state.recent.append(losses)
+        self.state.tokens += losses.tokens
+
+    def _gradients(self, padded: Padded, *, teach: bool, mtp: bool, sparse: bool) -> Losses:
+        for parameter in self.parameters:
+            parameter.grad = None
+        ids, own = padded.ids, padded.own
+        teach = teach and self.state.step % 2 == 0  # it costs a fifth of a step, and indexers learn soon enough
+        batch = self.model.batch(ids.shape[1], sparse=sparse, teach=teach)
+        states = self.model(ids, batch)
+        text = self._loss(states[:, :-1], ids[:, 1:], own[:, 1:])
+        total, losses = text, Losses(ids.numel(), text.item())
+        if mtp:
+            drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
+            total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
+        if batch.losses:
+            index = torch.stack(batch.losses).mean()
+            total, losses.index = total + index, index.item()
+        total.backward()
+        return losses
+
+    def _loss(self, states: Tensor, wanted: Tensor, own: Tensor) -> Tensor:
+        return F.cross_entropy(self.model.lm_head(states[own]), wanted[own])
+
+    def _average(self, losses: Losses) -> None:
+        """Gradients, losses and expert loads over all ranks, so that all take the same step."""
+        if self.ranks == 1:
+            return
+        moes = [module for module in self.model.modules() if isinstance(module, Moe)]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        found = [losses.tokens, losses.text, losses.mtp, losses.index]
+        flat = torch.cat([*(g.flatten() for g in grads), *(moe.load for moe in moes), torch.tensor(found)])
+        dist.all_reduce(flat)
+        parts = flat.split([*(g.numel() for g in grads), *(len(moe.load) for moe in moes), len(found)])
+        for grad, part in zip(grads, parts, strict=False):
+            grad.copy_(part.view_as(grad) / self.ranks)
+        for moe, part in zip(moes, parts[len(grads) :], strict=False):
+            moe.load.copy_(part)
+        tokens, *means = parts[-1].tolist()
+        losses.tokens = int(tokens)
+        losses.text, losses.mtp, losses.index = (mean / self.ranks for mean in means)
+
+    @torch.no_grad()
+    def exact(self) -> str:
+        """Turns of each kind that greedy decoding would give to the letter: every token is the likeliest one."""
+        right: dict[str, list[bool]] = {}
+        for index in range(HELD_OUT):
+            padded = self.held_out[index]
+            sparse = self.state.step >= SPARSE_FROM * self.steps
+            states = self.model(padded.ids, self.model.batch(padded.ids.shape[1], sparse=sparse, teach=False))
+            for row, each in enumerate(padded.samples):
+                best = self.model.lm_head(states[row]).argmax(-1)
+                for kind, start, stop in each.kinds:
+                    right.setdefault(kind, []).append(
+                        bool((best[start - 1 : stop - 1] == padded.ids[row, start:stop]).all())
+                    )
+        return ", ".join(f"{kind} {sum(found)}/{len(found)}" for kind, found in sorted(right.items()))
+
+    def _log_losses(self) -> None:
+        state, recent = self.state, self.state.recent
+        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in ("text", "mtp", "index")]
+        self._log(
+            f"step {state.step} tokens {state.tokens / 1e6:.2f}M cpu {state.cpu_s / 60:.1f}min "
+            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f}"
+        )
+        recent.clear()
+
+    def _log(self, line: str) -> None:
+        print(line, flush=True)
+        with (self.folder / "train.log").open("a") as file:
+            print(line, file=file)
+
+    def _save(self) -> None:
+        path = self.folder / "train.pt"
+        content = {
+            "model": self.model.state_dict(),
+            "muon": self.muon.buffers,
+            "adam": self.adam.state_dict(),
+            "state": (self.state.step, self.state.tokens, self.state.cpu_s),
+        }
+        torch.save(content, path.with_suffix(".new"))
+        path.with_suffix(".new").rename(path)
+
+    def _resume(self) -> None:
+        path = self.folder / "train.pt"
+        if not path.exists():
+            return
+        content = torch.load(path)
+        self.model.load_state_dict(content["model"])
+        self.adam.load_state_dict(content["adam"])
+        for buffer, saved in zip(self.muon.buffers, content["muon"], strict=True):
+            buffer.copy_(saved)
+        self.state = State(*content["state"])
+
+
+def _rank(rank: int, folder: Path, ranks: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder.absolute()}/meet", rank=rank, world_size=ranks)
+    Trainer(folder, rank, ranks, steps).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    (args.folder / "meet").unlink(missing_ok=True)
+    torch.multiprocessing.spawn(_rank, (args.folder, args.ranks, args.steps), args.ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the nano model is trained as is what it is served as: one architecture, written twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.nano import export
+from bench.nano.batches import Batches
+from bench.nano.data import Codec
+from bench.nano.model import Nano
+from bench.nano.muon import orthogonal
+from glm53d.model.config import ModelConfig
+from glm53d.model.glm import Glm
+from glm53d.model.groups import RankGroups
+from glm53d.model.kv_cache import KvCache, KvShape
+from glm53d.model.layout import Layout
+from glm53d.model.mtp import Mtp
+from glm53d.model.step import plan_step
+from glm53d.model.weights import Checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+NANO = ROOT / "glm53d" / "nano"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trained() -> Nano:
+    """Weights of no training, but with indexers and routers that discriminate."""
+    torch.manual_seed(1)
+    model = Nano(ModelConfig.load(ROOT / "bench" / "nano"))
+    for name, buffer in model.named_buffers():
+        if name.endswith("bias"):
+            buffer.normal_(0, 0.05)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [40, 300])  # below index_topk, and above: there indexers choose
+def test_an_exported_checkpoint_gives_the_training_modules_logits(trained, tmp_path, tokens):
+    export.write(trained.state_dict(), NANO, tmp_path, plain=True)
+    config = ModelConfig.load(tmp_path)
+    ids = torch.randint(0, 2036, (1, tokens), generator=torch.Generator().manual_seed(2))
+
+    batch = trained.batch(tokens, sparse=True, teach=False)
+    states = trained(ids, batch)
+    wanted, wanted_drafts = trained.lm_head(states[0]), trained.lm_head(trained.draft(states, ids, batch)[0])
+
+    checkpoint = Checkpoint(tmp_path, config, torch.float32, CPU, with_mtp=True)
+    ranks = RankGroups(Layout())
+    model = Glm(config, checkpoint, ranks, config.rms_norm_eps, lambda done: None)
+    mtp = Mtp(config, checkpoint, ranks, model, config.rms_norm_eps)
+    shape = KvShape(config, 64, torch.float32, num_mtp=1)
+    memory = torch.zeros(shape.memory_bytes(8), dtype=torch.uint8)
+    cache = KvCache(shape, memory, num_pages=8, max_slots=1, max_context_len=512)
+    cache.append_pages(np.array([0]), np.array([0]), np.array([8]), np.arange(8))
+    one = np.array([0])
+    step = plan_step(cache, ids[0], [tokens], [tokens], one, one, np.array([tokens]), np.array([tokens]))
+    hidden = model.norm(model.forward(step, cache))
+    assert torch.allclose(model.logits(hidden, [tokens]), wanted, atol=1e-4, rtol=0)
+    step.input_ids = torch.cat([ids[0, 1:], ids[0, :1]])
+    drafts = model.logits(mtp.forward(step, hidden, cache), [tokens])
+    assert torch.allclose(drafts[:-1], wanted_drafts, atol=1e-4, rtol=0)
+
+
+def test_blocks_at_the_edges_have_factors_of_their_own():
+    weight = torch.randn(160, 300) * torch.linspace(0.01, 10, 300)
+    values, scale = export.quantised(weight)
+    assert (values.shape, scale.shape) == ((160, 300), (2, 3))
+    for row in range(2):
+        for column in range(3):
+            block = (slice(128 * row, 128 * (row + 1)), slice(128 * column, 128 * (column + 1)))
+            error = (values[block].float() * scale[row, column] - weight[block]).abs().max()
+            assert error <= weight[block].abs().max() * 16.1 / 448  # half of the largest step between e4m3 numbers
+
+
+def test_muon_makes_singular_values_alike():
+    made = orthogonal(torch.randn(3, 40, 24) @ torch.diag(torch.logspace(-2, 0, 24)))
+    values = torch.linalg.svdvals(made)
+    assert (values > 0.3).all() and (values < 1.4).all()
+
+
+def test_a_batch_is_the_same_whenever_it_is_asked_for():
+    codec = Codec(NANO / "tokenizer.json")
+    first, again = Batches(codec, 2048, "test"), Batches(codec, 2048, "test")
+    third = first[3].ids
+    assert all(batch.ids.numel() <= 2048 or len(batch.ids) == 1 for batch in map(first.__getitem__, range(4, 12)))
+    assert again[3].ids.equal(third) and first[3].ids.equal(third)
