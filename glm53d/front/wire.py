@@ -158,12 +158,11 @@ def _grammar_kind(sampling: SamplingParams) -> GrammarKind:
 
 
 def _bias(sampling: SamplingParams) -> np.ndarray:
-    """BIAS entries. Ids that alone are allowed have one each, be it 0."""
-    pairs = list(sampling.logit_bias)
+    """BIAS entries, one of an id, its last. Ids that alone are allowed have one each, be it 0."""
+    given = dict(sampling.logit_bias)
     if sampling.allowed_ids:
-        given = dict(pairs)
-        pairs = [(id, given.get(id, 0.0)) for id in sampling.allowed_ids]
-    return np.array(pairs, BIAS)
+        given = {id: given.get(id, 0.0) for id in sampling.allowed_ids}
+    return np.array(list(given.items()), BIAS)
 
 
 def _thinking_budget(job: Job, share: float) -> int:

@@ -128,9 +128,13 @@ class Sampler:
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """The index i with prefix_sum(i) <= u * total < prefix_sum(i + 1), per row: never one of weight 0, as u < 1."""
+    """The index i with prefix_sum(i) <= u * total < prefix_sum(i + 1), per row: never one of weight 0, as u < 1.
+
+    Weights that are no numbers, as of logits that are not, give the last index: whatever it is, it is one of a token.
+    """
     sums = weights.double().cumsum(-1)
-    return torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True)[:, 0]
+    return found.clamp(max=weights.shape[1] - 1)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:

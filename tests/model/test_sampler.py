@@ -270,6 +270,15 @@ def test_a_temperature_however_low_is_as_good_as_greedy(temperature, filters):
     assert ids.tolist() == logits[:, :TOKENS].argmax(1).tolist()
 
 
+@pytest.mark.parametrize("logit", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_logits_that_are_no_numbers_give_an_id_that_has_a_token(logit, params):
+    """F-C3: no rank dies of it."""
+    logits = torch.full((40, VOCAB), logit)
+    ids = sample(make_sampler(params), logits, np.zeros(40, np.int64), np.arange(40))
+    assert ((ids >= 0) & (ids < TOKENS)).all()
+
+
 def test_an_end_of_turn_comes_early_where_nothing_else_is_allowed():
     sampler = make_sampler({"temperature": 1.0, "allowed": [3, 36], "num_prompt_ids": 10, "min_new_tokens": 5})
     ids = sample(sampler, make_logits(40), np.zeros(40, np.int64), np.full(40, 10))

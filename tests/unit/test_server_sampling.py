@@ -83,6 +83,12 @@ def test_ids_that_alone_are_allowed_keep_their_bias():
     assert req.logit_bias.tolist() == [(7, 0.0), (5, 2.5)] and req.needs_table
 
 
+def test_an_id_has_one_bias_the_last_that_was_given():
+    """A tag that must not come is biased last."""
+    req = req_of(SamplingParams(logit_bias=((5, 2.5), (6, 1.0), (5, float("-inf")))))
+    assert req.logit_bias.tolist() == [(5, float("-inf")), (6, 1.0)]
+
+
 @pytest.mark.parametrize(
     ("sampling", "needs_table", "is_penalised"),
     [
