@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from glm53d import config as configuration
 from glm53d.config import Config
@@ -21,10 +22,14 @@ def main(argv: list[str] | None = None) -> int:
             raise configuration.unknown_option(unknown[0])
         if args.command not in (None, "topology"):
             parser.error(f"there is no command {args.command!r}; topology is the only one, without it glm53d serves")
-        config = configuration.load(args.config, args.set + _shorthands(args))
+
+        def read() -> Config:
+            return configuration.load(args.config, args.set + _shorthands(args))
+
+        config = read()
         if args.command == "topology":
             return _topology(config)
-        return _check(config) if args.check else _run(config)
+        return _check(config) if args.check else _run(config, read)
     except StartError as error:
         print(f"glm53d: {error.message}", file=sys.stderr)
         return 2
@@ -67,12 +72,12 @@ def _check(config: Config) -> int:
     return 0
 
 
-def _run(config: Config) -> int:
+def _run(config: Config, read: Callable[[], Config]) -> int:
     from glm53d.obs import log
     from glm53d.world import supervisor
 
     log.setup(config.log.level)
-    return supervisor.run(config)
+    return supervisor.run(config, read)
 
 
 if __name__ == "__main__":

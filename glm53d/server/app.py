@@ -1,6 +1,7 @@
 """App: the routes, who may call them, what happens to every error, start and stop of the HTTP side. [R14] [R15]"""
 
 import asyncio
+import ssl
 
 from aiohttp import web
 
@@ -24,7 +25,7 @@ from glm53d.server import (
     text_api,
 )
 from glm53d.server.auth import Access, Keys
-from glm53d.server.connection import listen
+from glm53d.server.connection import listen, load_certificate, tls_context
 from glm53d.server.openapi import Handler, Route
 
 # Time that handlers have to write their last event once stop() is called.
@@ -89,12 +90,23 @@ def make_app(engine: Engine, config: Config) -> web.Application:
 class HttpServer:
     """The listening side of one application. Made by serve()."""
 
-    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server, server: Server):
+    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server, tls: ssl.SSLContext | None, server: Server):
         self._runner = runner
         self._sockets = sockets
+        self._tls = tls
         self.port: int = sockets.sockets[0].getsockname()[1]
         host = f"[{server.host}]" if ":" in server.host else server.host
         self.url = f"{'https' if server.tls_cert else 'http'}://{host}:{self.port}"
+
+    def reload(self, server: Server) -> None:
+        """Take these keys and this certificate from now on. Raises ConfigError, with nothing changed."""
+        keys = Keys(server)
+        if (self._tls is None) != (not server.tls_cert):
+            raise ConfigError("a port begins to speak TLS, or no longer does (server.tls_cert), by a restart alone")
+        if self._tls is not None:
+            tls_context(server)  # in one of its own first: half of a bad pair would stay in the one that serves
+            load_certificate(self._tls, server)
+        self._runner.app[exchange.SERVICE].keys = keys
 
     async def stop(self) -> None:
         """Close the port, then the connections. Whoever drains does so before: what still runs soon is cancelled."""
@@ -107,11 +119,12 @@ async def serve(engine: Engine, config: Config) -> HttpServer:
 
     A client that leaves cancels its handler, whatever that waits for; exchange.py aborts in `finally`. [R22]
     """
+    tls = tls_context(config.server)
     runner = web.AppRunner(make_app(engine, config), handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S)
     await runner.setup()
     assert runner.server is not None  # from setup() on
     try:
-        return HttpServer(runner, await listen(runner.server, config.server), config.server)
+        return HttpServer(runner, await listen(runner.server, config.server, tls), tls, config.server)
     except ConfigError:
         await runner.cleanup()
         raise

@@ -54,8 +54,8 @@ class Connection(web.RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
 
-async def listen(web_server: web.Server, server: Server) -> asyncio.Server:
-    """Accept connections at server.host and server.port, with TLS where configured. Raises ConfigError."""
+async def listen(web_server: web.Server, server: Server, tls: ssl.SSLContext | None) -> asyncio.Server:
+    """Accept connections at server.host and server.port. Raises ConfigError."""
     loop = asyncio.get_running_loop()
 
     def connection() -> Connection:
@@ -69,7 +69,6 @@ async def listen(web_server: web.Server, server: Server) -> asyncio.Server:
             max_field_size=MAX_HEADER_BYTES,
         )
 
-    tls = _tls(server)
     try:
         return await loop.create_server(connection, server.host, server.port, ssl=tls, backlog=1024)
     except OSError as exc:
@@ -77,16 +76,22 @@ async def listen(web_server: web.Server, server: Server) -> asyncio.Server:
         raise ConfigError(f"Cannot listen on server.host and server.port ({where}): {exc.strerror or exc}.") from None
 
 
-def _tls(server: Server) -> ssl.SSLContext | None:
+def tls_context(server: Server) -> ssl.SSLContext | None:
+    """What makes TLS of connections, where it is configured. Raises ConfigError."""
     if not server.tls_cert:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, server)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, server: Server) -> None:
+    """Read the certificate and its key; connections from now on have it. Raises ConfigError."""
     try:
         context.load_cert_chain(server.tls_cert, server.tls_key or None)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"server.tls_cert and server.tls_key cannot be used: {error}") from None
-    return context
 
 
 def _refusal(exc: HttpProcessingError) -> RequestError:

@@ -35,14 +35,14 @@ MAX_TOLD_NAMES, MAX_TOLD_CHARS = 5, 40  # of others' words in a log line
 _RID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
     """What handlers need, kept in the application under SERVICE."""
 
     engine: Engine
     config: Config
     metrics: Metrics
-    keys: Keys
+    keys: Keys  # others after a SIGHUP
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Who may call what: keys, pages of other origins, TLS. [R14]"""
 
+import asyncio
 import ssl
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import pytest
 
 from glm53d.config import Config, Server
 from glm53d.errors import ConfigError
-from glm53d.server.app import ROUTES
+from glm53d.server.app import ROUTES, serve
 from glm53d.server.auth import Access, Keys
+from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.http import Client, client_of_fake_engine
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 CERTIFICATE = Path(__file__).parents[1] / "data" / "localhost.pem"  # of 127.0.0.1, for tests, with its key
+RENEWED = CERTIFICATE.with_name("localhost_renewed.pem")
 
 
 @pytest.fixture
@@ -220,3 +223,33 @@ def test_a_private_key_without_a_certificate_is_refused():
 
     with pytest.raises(ConfigError, match="tls_key"):
         validate(Config(server=Server(tls_key="key.pem")))
+
+
+async def test_a_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path):
+    path = tmp_path / "cert.pem"
+    path.write_bytes(CERTIFICATE.read_bytes())
+    config = Config(server=Server(port=0, tls_cert=str(path)))
+    site = await serve(FakeEngine(config), config)
+
+    async def shown() -> str:
+        """The certificate of a fresh connection."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=context)
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return ssl.DER_cert_to_PEM_cert(shown)
+
+    try:
+        assert await shown() in CERTIFICATE.read_text()
+        path.write_bytes(RENEWED.read_bytes())
+        site.reload(config.server)
+        assert await shown() in RENEWED.read_text()
+        path.write_text(RENEWED.read_text().partition("-----BEGIN PRIVATE")[0])  # its key is not there yet
+        with pytest.raises(ConfigError, match=r"server\.tls_cert"):
+            site.reload(config.server)
+        with pytest.raises(ConfigError, match="restart"):
+            site.reload(Server(port=0))
+        assert await shown() in RENEWED.read_text()
+    finally:
+        await site.stop()
