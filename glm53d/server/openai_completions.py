@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from aiohttp import web
+from msgspec import Meta
 
 from glm53d._native import TokenLogprob
 from glm53d.chat.conversation import Json
@@ -32,11 +33,13 @@ from glm53d.server.openai_common import (
 from glm53d.server.routing import routing
 from glm53d.server.sampling import TokenId, not_served
 
+_PROMPT_SCHEMA = msgspec.json.schema(str | list[str | TokenId | list[TokenId]])
+
 
 class CompletionBody(OpenAiFields, kw_only=True):
     """The request. `prompt` stays raw at first: text, ids, or a list of such."""
 
-    prompt: msgspec.Raw
+    prompt: Annotated[msgspec.Raw, Meta(extra_json_schema=_PROMPT_SCHEMA)]
     response_format: ResponseFormat | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | bool | None = None  # false: none
@@ -123,13 +126,12 @@ class _Choice:
 
     def _frame(self, _: bytes, pieces: Pieces) -> bytes:
         assert self._logprobs is not None
-        texts, tokens = [], []
-        for said, token in self._tokens.feed(pieces):
-            if token.is_prompt:
-                self._prompt.append(token)
-            else:
-                texts += [piece if isinstance(piece, str) else self._logprobs.names.text(piece) for piece in said]
-                tokens.append(token)
+        texts: list[str] = []
+        tokens: list[TokenLogprob] = []
+        for said, by in self._tokens.feed(pieces):
+            texts += [piece if isinstance(piece, str) else self._logprobs.names.text(piece) for piece in said]
+            self._prompt += [token for token in by if token.is_prompt]
+            tokens += [token for token in by if not token.is_prompt]
         return self._asked("".join(texts), tokens, self._logprobs) if tokens else b""
 
     def _asked(self, text: str, tokens: list[TokenLogprob], logprobs: Legacy) -> bytes:

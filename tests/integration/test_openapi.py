@@ -50,9 +50,10 @@ def test_no_request_that_the_schema_suggests_is_a_failure_of_ours(route, schema,
             response = case.call(base_url=daemon.url, timeout=TIMEOUT_S)
             if route.path == "/pause_generation":
                 urllib.request.urlopen(daemon.url + "/continue_generation", data=b"", timeout=TIMEOUT_S).close()
-            assert response.status_code < 500, (case.as_curl_command(), response.text)
-            for line in response.text.splitlines():
-                assert not line.startswith('data: {"error"'), (case.as_curl_command(), line)
+            failed = response.status_code >= 500 or 'data: {"error"' in response.text
+            if failed and "deadline_exceeded" in response.text:  # what a `first_token_timeout` asked for
+                return
+            assert not failed, (case.as_curl_command(), response.text)
 
         send()
 
