@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
@@ -84,6 +85,7 @@ def make_app(engine: Engine, config: Config) -> web.Application:
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, route.handler)
     app.on_response_prepare.append(_add_headers)
+    app.cleanup_ctx.append(_watched_loop)
     return app
 
 
@@ -149,6 +151,13 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = body.error_response(error, shapes.shape_of(request.path))
     service.metrics.request(endpoint, response.status)
     return response
+
+
+async def _watched_loop(app: web.Application) -> AsyncIterator[None]:
+    """While the application lives, its loop's lag is measured. [F-I6]"""
+    watching = asyncio.create_task(app[exchange.SERVICE].metrics.watch_loop())
+    yield
+    watching.cancel()
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -124,6 +124,30 @@ def test_ranks_die_with_a_main_process_that_is_killed(log):
     assert shm_names() <= before
 
 
+def test_daemons_killed_with_all_their_ranks_leave_nothing_in_the_way_of_the_next(log):
+    """[F-B5] Shared memory has no name that could stay behind."""
+    before = shm_names()
+    for _ in range(2):
+        daemon = Daemon(config="sim.toml", log=log)
+        os.killpg(daemon.process.pid, signal.SIGKILL)
+        daemon.process.wait(60)
+        assert_gone(daemon)
+    assert shm_names() <= before
+    daemon = Daemon(config="sim.toml", log=log)
+    assert daemon.stop() == 0
+
+
+def test_a_child_of_main_that_is_no_rank_lives_on(log):
+    """[F-B8]"""
+    daemon = Daemon(config="sim.toml", log=log, before="sleep 600 >/dev/null 2>&1 &")
+    (stranger,) = [pid for pid in daemon.pids() if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+    try:
+        assert daemon.stop() == 0
+        assert daemon.pids() == [stranger]
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
 async def test_a_running_stream_is_finished_before_a_drained_daemon_ends(log):
     with running(*SLOW, config="sim.toml", log=log) as daemon:
         async with (

@@ -28,9 +28,12 @@ def free_port() -> int:
 
 
 class Daemon:
-    """Starts `glm53d.py` with the given overrides and waits until it is ready."""
+    """Starts `glm53d.py` with the given overrides and waits until it is ready.
 
-    def __init__(self, *overrides: str, config: str | None = None, log: Path, wait: bool = True):
+    before: what a shell does first, in the process that main will be.
+    """
+
+    def __init__(self, *overrides: str, config: str | None = None, log: Path, wait: bool = True, before: str = ""):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
@@ -39,7 +42,7 @@ class Daemon:
             args += ["--set", override]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "glm53d.py"), *args],
+                ["sh", "-c", before + ' exec "$@"', "sh", sys.executable, str(ROOT / "glm53d.py"), *args],
                 stderr=out,
                 stdout=out,
                 cwd=ROOT,
