@@ -122,20 +122,25 @@ class Native:
 
 
 class Tokens:
-    """The pieces of one stream, token by token: text that awaits the rest of its token waits here."""
+    """The pieces of one stream, each text with its tokens; text that awaits the rest of its token waits here."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
 
-    def feed(self, pieces: Pieces) -> list[tuple[list[Piece], TokenLogprob]]:
-        """Each token of the output that is whole now, and what it said; a token of the prompt said nothing."""
-        found = []
+    def feed(self, pieces: Pieces) -> list[tuple[list[Piece], list[TokenLogprob]]]:
+        """What was said, and by which tokens: several, if they share a character; those of the prompt say nothing."""
+        found: list[tuple[list[Piece], list[TokenLogprob]]] = []
+        goes_on = False
         for piece in pieces:
-            if isinstance(piece, TokenLogprob):
-                found.append((self._pieces, piece))
+            is_token = isinstance(piece, TokenLogprob)
+            if is_token and goes_on:
+                found[-1][1].append(piece)
+            elif is_token:
+                found.append((self._pieces, [piece]))
                 self._pieces = []
             else:
                 self._pieces.append(piece)
+            goes_on = is_token
         return found
 
 
@@ -161,8 +166,8 @@ class TokenDeltas:
     def feed(self, pieces: Pieces) -> list[tuple[dict[str, Json], dict[str, Json]]]:
         """The deltas of the next pieces, each with its `logprobs`."""
         chunks: list[tuple[dict[str, Json], list[TokenLogprob]]] = []
-        for said, token in self._tokens.feed(pieces):
-            self._waiting.append(token)
+        for said, tokens in self._tokens.feed(pieces):
+            self._waiting += tokens
             self._add(chunks, self._parser.feed(said))
         return [(delta, self.names.content(tokens)) for delta, tokens in chunks]
 

@@ -1,7 +1,7 @@
 """/generate: text or ids in, text and ids out; the native API, with SGLang's field names.
 
-Events of a stream are deltas: each has only its new `text` and `output_ids`, and the logprobs of these in `meta_info` if
-they are asked for. The last has the whole `meta_info` and no text, then comes [DONE]. A plain answer has all at once.
+Events of a stream are deltas: each has only its new `text` and `output_ids`, and in `meta_info` the logprobs of these,
+if they are asked for. The last has the whole `meta_info` and no text; then comes [DONE]. A plain answer has all of it.
 
 A batch, that is several prompts or n of one, is answered by a list: answer j to prompt i stands at i * n + j, and a
 stream's events say as their `index` which one they belong to.
@@ -160,8 +160,8 @@ class _Answer:
         found, names = self._tokens.feed(pieces), self._logprobs.names
         if not found:
             return b""
-        prompt = [token for _, token in found if token.is_prompt]
-        output = [token for _, token in found if not token.is_prompt]
+        prompt = [token for _, tokens in found for token in tokens if token.is_prompt]
+        output = [token for _, tokens in found for token in tokens if not token.is_prompt]
         text = "".join(piece if isinstance(piece, str) else names.text(piece) for said, _ in found for piece in said)
         meta = {"id": self.job.rid} | self._logprobs.of(prompt, output)
         return self._event({"text": text, "output_ids": [token.id for token in output], "meta_info": meta})

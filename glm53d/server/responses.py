@@ -82,7 +82,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             if sampling.top_logprobs is None:
                 return output.feed(turn.feed(pieces))
             found = tokens.feed(pieces)
-            return b"".join(output.feed(turn.feed(said), of_message.take([token])) for said, token in found)
+            return b"".join(output.feed(turn.feed(said), of_message.take(by)) for said, by in found)
 
         def last_events(finish: Finish) -> bytes:
             exchange.count_dropped_calls(request, job, answer.unknown)

@@ -83,7 +83,7 @@ class FakeStream:
             if self.job.sampling.top_logprobs is not None:
                 said = [i for i in ids if i != THINK_END] if isinstance(text, str) else [text]
                 ends = [THINK_END, *self._logprobs([THINK_END])] if THINK_END in ids else []
-                self._send(b"", [text, *self._logprobs(said), *ends])
+                self._send(b"", [*([text] if text else []), *self._logprobs(said), *ends])
             elif self.job.out.all_python:
                 self._send(b"", [text, *([THINK_END] if THINK_END in ids else [])])
             elif phase == "python":

@@ -32,6 +32,7 @@ from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
 from glm53d.sched.tiers import NO_TIERS, TierLimits
 from tests.helpers.kv_index import KvIndex
+from glm53d.worker.main import largest_batch
 from tests.helpers.kv_world import KvWorld
 
 KEY = bytes(range(16))
@@ -102,7 +103,7 @@ class SchedWorld:
         tokens = tokens or [b" %d" % i for i in range(vocab)]
         vocab = len(tokens)
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
-                 "max_step_tokens": 24, "max_step_area": 1 << 30} | limits  # fmt: skip
+                 "max_step_tokens": 24, "max_step_area": 1 << 30, "call_begin": -1} | limits  # fmt: skip
         self.limits = Limits(
             **sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, calls_ends=(0,), hash_key=KEY, tiers=tiers,
         )  # fmt: skip
@@ -147,7 +148,9 @@ class SchedWorld:
         """A request arrives."""
         fields, size = {"arrival_ns": self.now} | fields, self.limits.page_size
         self.asked[handle] = int(fields.get("top_logprobs", -1)), int(fields.get("logprob_start", -1))
-        record = generate_record(handle, prompt, max_new, page_size=size, stop=stop, bias=bias, grammar=grammar, **fields)
+        record = generate_record(
+            handle, prompt, max_new, page_size=size, stop=stop, bias=bias, grammar=grammar, **fields
+        )
         self.receive(handle, prompt, [], record)
 
     def receive(self, handle: int, prompt: list[int], output: list[int], record: bytes) -> None:
@@ -163,7 +166,11 @@ class SchedWorld:
         when it is collected, and requests may have been aborted, expired or ended in between.
         """
         waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
-        batch = Batch.decode(planned.encode()) if (planned := self.sched.next_batch(self.now)) is not None else None
+        batch = None
+        if (planned := self.sched.next_batch(self.now)) is not None:
+            record = planned.encode()
+            assert len(record) <= largest_batch(self.limits)
+            batch = Batch.decode(record)
         admitted = [self.key(req) for req in waiting if req.slot >= 0]
         if admitted:
             waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
@@ -194,9 +201,16 @@ class SchedWorld:
         self.now = max(self.now, end_ns)
         for slot, count in zip(batch.row_slot, result.counts, strict=True):
             if count and (req := self.sched.slots.reqs[slot]) is not None and not self.sched.slots.gone[slot]:
+                self.calls_in_thought(req.handle, slot)
                 self.end_thinking(req.handle, int(req.head["thinking_budget"]))
                 self.cut_thought(req.handle, slot)
         results.apply(self.sched, batch, result, self.now)
+
+    def calls_in_thought(self, handle: int, slot: int) -> None:
+        """Before a grammar begins, a call that is begun stands for the end of thinking. [F-E7]"""
+        if self.sched.slots.think_free[slot]:
+            begin, end = self.limits.call_begin, self.vocab - 1
+            self.sampled[handle] = [end if token == begin else token for token in self.sampled[handle]]
 
     def end_thinking(self, handle: int, budget: int) -> None:
         """What a used up budget makes of what was sampled. [R46]"""
@@ -232,7 +246,8 @@ class SchedWorld:
             self.table[slot, start : start + count] = batch.pages[at : at + count]
             at += count
         self.fill_tables(batch)
-        self.min_len[batch.inits["slot"]] = batch.inits["num_prompt_ids"].astype(np.int64) + batch.inits["min_new_tokens"]
+        inits = batch.inits
+        self.min_len[inits["slot"]] = inits["num_prompt_ids"].astype(np.int64) + inits["min_new_tokens"]
         self.kv.begin_step(batch)
         counts = np.zeros(batch.num_rows, np.int32)
         ids = np.full((batch.num_rows, self.limits.decode_len), -1, np.int32)
