@@ -68,7 +68,7 @@ class Node:
         limits = Limits(
             attn_dp_size=RANKS, num_pages=num_pages, page_size=PAGE, max_context_len=num_pages * PAGE, max_running=256,
             max_step_tokens=2048, max_step_area=1 << 30, eos_ids=(CALLS_END,), vocab_size=VOCAB, think_end=1,
-            calls_ends=(CALLS_END,), placement=placement, session_ttl_ns=ttl_s * 1000 * MS,
+            call_begin=-1, calls_ends=(CALLS_END,), placement=placement, session_ttl_ns=ttl_s * 1000 * MS,
             max_session_pages=num_pages // 2,
         )  # fmt: skip
         self.sched = Scheduler(limits, ByteVocab([b"x"] * VOCAB, [False] * VOCAB))

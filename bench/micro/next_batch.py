@@ -39,6 +39,7 @@ class World:
                 eos_ids=(0,),
                 vocab_size=150_000,
                 think_end=149_999,
+                call_begin=-1,
                 calls_ends=(0,),
             ),
             ByteVocab([b"text"] * 150_000, [False] * 150_000),

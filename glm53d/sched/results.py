@@ -53,6 +53,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     if not len(slot):
         return
     forced = thought = NO_ROWS
+    if slots.num_with_grammar:
+        ids = _calls_in_thought(sched, slot, ids, counts)
     if slots.num_thinking:
         ids, counts, forced = _end_thinking(sched, slot, ids, counts)
     if slots.num_with_grammar:
@@ -140,6 +142,16 @@ def _end_thinking(
         ids[rows, left[rows]] = end
         counts[rows] = left[rows] + 1
     return ids, counts, rows
+
+
+def _calls_in_thought(sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """A call ends thinking [F-E7]. Where a grammar is to hold behind it, its end takes the place of the call's tag, which
+    the grammar then may allow. Returns ids, a copy where changed.
+    """
+    begun = (ids == sched.limits.call_begin) & sched.slots.think_free[slot][:, None]
+    if not begun.any():
+        return ids
+    return np.where(begun & (np.arange(ids.shape[1]) < counts[:, None]), sched.limits.think_end, ids)
 
 
 def _cut_thought(

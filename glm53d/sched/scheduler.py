@@ -48,7 +48,7 @@ from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
-from glm53d.sched.tables import add_tables
+from glm53d.sched.tables import MAX_BIASES, add_tables, entries_of
 from glm53d.sched.throttle import Throttle
 from glm53d.sched.tiers import NO_TIERS, Loads, TierLimits, Tiers
 
@@ -75,6 +75,7 @@ class Limits:
     eos_ids: tuple[int, ...]
     vocab_size: int
     think_end: int  # the id that ends reasoning
+    call_begin: int  # the id that begins a tool call
     calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
     hash_key: bytes = bytes(16)
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
@@ -108,6 +109,20 @@ class Limits:
     def decode_len(self) -> int:
         """Tokens that a decoding request computes in a step."""
         return 1 + self.num_draft_tokens
+
+    @property
+    def max_new_pages(self) -> int:
+        """Pages that one batch adds to tables at most: of a longest request, of all that grow, and of those that turn
+        out to be others' too when a step has computed them."""
+        longest = policy.pages_for(self.max_seq_len + self.headroom, self.page_size)
+        each = 2 + policy.pages_for(self.decode_len + self.headroom, self.page_size)
+        computed = policy.pages_for(self.attn_dp_size * self.max_step_tokens, self.page_size)
+        return longest + each * self.max_running + self.max_in_flight * computed
+
+    @property
+    def max_table_entries(self) -> int:
+        """Biases and ids said that one batch carries at most: of one request that has said every id."""
+        return self.vocab_size + MAX_BIASES
 
 
 @dataclass(slots=True, eq=False)
@@ -413,12 +428,17 @@ class Scheduler:
         """What of which prompts fits into the step beside the decoding rows; admits as many as get something of it."""
         budgets = self._budgets()
         chunks: list[tuple[Req, int]] = []
-        targets_left = MAX_STEP_TARGETS
+        targets_left, entries_left = MAX_STEP_TARGETS, self.limits.max_table_entries
 
         def take(req: Req) -> None:
+            nonlocal targets_left, entries_left
             if self.slots.held[req.slot]:
                 return  # retracted when it waited for its mask, and still does
-            nonlocal targets_left
+            num_entries = 0
+            if self._tables and any(other is req for other in self._tables):
+                num_entries = entries_of(req, int(self.slots.seq_len[req.slot]), self.limits.vocab_size)
+                if num_entries > entries_left:
+                    return
             prefix_len = int(self.slots.prefix_len[req.slot])
             left = int(self.slots.seq_len[req.slot]) - prefix_len
             unsent = req.logprobs if req.wants_prompt_logprobs else None
@@ -428,6 +448,7 @@ class Scheduler:
             if unsent is not None:
                 targets_left -= num_tokens
             if num_tokens:
+                entries_left -= num_entries
                 chunks.append((req, num_tokens))
 
         for rank in self.ranks:
@@ -538,10 +559,11 @@ class Scheduler:
                 for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
                     row[name] = req.head[name]
             self._inits = []
-        if self._tables:
-            tokens = [np.concatenate([req.tokens, self.log.get(req.slot)]) for req in self._tables]
-            add_tables(batch, list(zip(self._tables, tokens, strict=True)), self.limits.vocab_size)
-            self._tables = []
+        if self._tables:  # with the first of their prompt's tokens, which the batch has room for
+            due = [req for req in self._tables if req.slot in batch.row_slot]
+            self._tables = [req for req in self._tables if req.slot not in batch.row_slot]
+            tokens = [np.concatenate([req.tokens, self.log.get(req.slot)]) for req in due]
+            add_tables(batch, list(zip(due, tokens, strict=True)), self.limits.vocab_size)
         if self._runs:
             batch.run_slot = np.array([slot for slot, _, _ in self._runs], np.int32)
             batch.run_start = np.array([start for _, start, _ in self._runs], np.int32)
@@ -635,6 +657,9 @@ class Scheduler:
         if not self.slots.num_free or (req := self.waiting.head()) is None:
             return None
         size = self.limits.page_size
+        new_pages = sum(len(pages) for _, _, pages in self._runs)
+        if new_pages + policy.pages_for(len(req.tokens) + self.limits.headroom, size) > self.limits.max_new_pages:
+            return None  # the batch has no room to say which they are
         usable = policy.usable_prefix(req, size)
         self._hash_up_to(req, usable)
         for dp_rank in self._preference(req, usable):

@@ -49,6 +49,11 @@ class Vocab:
         return self.control_id("</think>")
 
     @property
+    def call_begin(self) -> int:
+        """The id that begins a tool call."""
+        return self.control_id("<tool_call>")
+
+    @property
     def calls_ends(self) -> tuple[int, int]:
         """The ids that end a turn of the model's with tool calls: the end of turn behind them, whose results come next,
         and the end of a call, where the request allows one only.

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,20 @@ from glm53d._native import ByteVocab, set_parent_death_signal
 from glm53d.config import Config
 from glm53d.errors import EngineError, PeerGone, StartError
 from glm53d.grammar.compiler import Compiler
+from glm53d.ipc.batch import Batch
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import MAX_RESULT_RING_BYTES, Channels
-from glm53d.ipc.records import LOGPROB, OUTPUT, RANK_ROW, RESULT, RankState
+from glm53d.ipc.records import (
+    BATCH,
+    LOGPROB,
+    OUTPUT,
+    PAGE_MOVE,
+    RANK_ROW,
+    RESULT,
+    SLOT_INIT,
+    TABLE_INIT,
+    RankState,
+)
 from glm53d.kv.events import KvEvents
 from glm53d.obs import log as logs
 from glm53d.runner.base import Loaded, Runner
@@ -26,7 +37,7 @@ from glm53d.runner.page_files import PageFiles
 from glm53d.sched.grammar import Grammars
 from glm53d.sched.logprobs import MAX_STEP_TARGETS, MAX_TOP
 from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
-from glm53d.sched.tiers import TierLimits
+from glm53d.sched.tiers import FILE_MOVES, TierLimits
 from glm53d.worker import follower
 from glm53d.worker.grammar import ThreadPool
 from glm53d.worker.leader import Leader
@@ -53,6 +64,7 @@ class RankSpec:
     tokenizer: Path
     hash_key: bytes
     think_end: int  # the id that ends reasoning
+    call_begin: int  # the id that begins a tool call
     calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
     # Of each id, for the leader, who finds stop strings in them; followers get none.
     token_bytes: list[bytes]
@@ -117,6 +129,7 @@ def rank_main(spec: RankSpec) -> None:
         limits = limits_of(spec, loaded)
         check_ring(spec.config.world.ring_bytes, limits.max_seq_len)
         check_result_ring(spec.config, limits)
+        check_batch_ring(spec.config, limits)
         report.loaded(loaded, limits.max_req_input_len, begun - spec.spawned_ns, time.monotonic_ns() - begun)
         compiler = make_compiler(spec) if spec.rank == 0 else None
         gc.collect()
@@ -173,7 +186,8 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         max_running=config.scheduler.max_running_requests, max_step_tokens=config.scheduler.max_step_tokens,
         max_step_area=config.scheduler.max_step_area, target_itl_ns=int(config.scheduler.target_itl_ms * 1e6),
         ageing_ns=int(config.scheduler.ageing_s * 1e9), queue_timeout_ns=int(config.scheduler.queue_timeout_s * 1e9),
-        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end, calls_ends=spec.calls_ends,
+        eos_ids=spec.eos_ids, vocab_size=spec.vocab_size, think_end=spec.think_end,
+        call_begin=spec.call_begin, calls_ends=spec.calls_ends,
         hash_key=spec.hash_key, placement=config.scheduler.placement,
         session_ttl_ns=int(config.scheduler.session_ttl_s * 1e9),
         max_session_pages=int(config.scheduler.session_share * loaded.num_pages),
@@ -230,6 +244,30 @@ def check_result_ring(config: Config, limits: Limits) -> None:
             f"a result of {limits.max_running} requests takes up to {num_bytes} bytes, and the ring for it has {room}: "
             "lower scheduler.max_running_requests, or raise world.ring_bytes if it is less than "
             f"{MAX_RESULT_RING_BYTES}"
+        )
+
+
+def largest_batch(limits: Limits) -> int:
+    """Bytes of the largest record that a step can have in the batch ring."""
+    rows, num_tokens = limits.max_running, limits.attn_dp_size * limits.max_step_tokens
+    num_bytes = BATCH.itemsize + rows * (6 * 4 + SLOT_INIT.itemsize) + num_tokens * 2 * 4 + 4 * limits.attn_dp_size
+    num_runs = (2 + limits.max_in_flight) * rows  # of pages: of who begins, who grows, whose prompt is computed
+    num_bytes += 4 * (3 * num_runs + limits.max_new_pages)
+    num_bytes += TABLE_INIT.itemsize * rows + 3 * 4 * limits.max_table_entries
+    moves_per_rank = 2 * limits.tiers.step_pages
+    num_bytes += PAGE_MOVE.itemsize * (limits.attn_dp_size * moves_per_rank + FILE_MOVES)
+    num_bytes += rows * 4 * (1 + -(-limits.vocab_size // 32))  # a mask each
+    return num_bytes + 8 * len(fields(Batch))  # each part is padded
+
+
+def check_batch_ring(config: Config, limits: Limits) -> None:
+    """Raise StartError unless the ring takes two of the largest batches: what followers have not read at most."""
+    num_bytes = largest_batch(limits)
+    if config.parallel.tp_size > 1 and (needed := 4 * (num_bytes + 64)) > config.world.ring_bytes:
+        raise StartError(
+            f"a step of {limits.max_running} requests takes up to {num_bytes} bytes, and the ring for it has "
+            f"{config.world.ring_bytes}: give world.ring_bytes {1 << (needed - 1).bit_length()}, or lower "
+            "scheduler.max_running_requests"
         )
 
 

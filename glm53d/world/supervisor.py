@@ -165,7 +165,7 @@ class Daemon:
             RankSpec(
                 self._config, self._channels, os.getpid(), place.rank, place.attn_dp_rank, place.attn_tp_rank,
                 place.ep_rank, checkpoint.eos_ids, vocab.size, vocab.num_base,
-                checkpoint.tokenizer, self._hash_key, vocab.think_end, vocab.calls_ends,
+                checkpoint.tokenizer, self._hash_key, vocab.think_end, vocab.call_begin, vocab.calls_ends,
                 *((vocab.token_bytes, vocab.special) if place.rank == 0 else ([], [])),
             )
             for place in layout(self._config)

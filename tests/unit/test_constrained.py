@@ -55,6 +55,20 @@ def test_under_overlap_the_token_launched_behind_the_end_of_thinking_is_dropped(
     assert re.fullmatch("ee</think>" + FORM.pattern, world.text(1)) and world.sched.counters.dropped == 1
 
 
+@pytest.mark.parametrize("layout", [{}, {"max_in_flight": 2}, {"num_draft_tokens": 3}])
+@pytest.mark.parametrize("budget", [-1, 3, 9])
+def test_a_call_in_the_thinking_ends_it_and_the_grammar_begins(layout, budget):
+    """F-E7: else what follows the tag would have no form. The end of thinking stands in the tag's place."""
+    world = GrammarWorld(call_begin=20, **layout)
+    world.send(1, [1, 2, 3], 60, **AFTER, thinking_budget=budget)
+    world.send(2, [1, 2, 3], 20)
+    script = iter([5, 6, 5, 6, 20])
+    world.sample = lambda: next(script, 20)
+    world.run()
+    assert re.fullmatch("[^t]*</think>" + FORM.pattern, world.text(1))
+    assert "t" in world.text(2), "a turn without a grammar goes on with its call"
+
+
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_thinking_may_end_with_the_very_first_token(max_in_flight):
     world = GrammarWorld(max_in_flight=max_in_flight)
