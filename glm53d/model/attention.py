@@ -84,7 +84,7 @@ class Attention:
 
         q = self.w_q(q_latent)
         keys = cache.index_k[self.layer]
-        if self.indexer is not None and keys is not None:
+        if self.indexer is not None and keys is not None and not step.keeps_choice:
             index_k, index_w = index
             keys = self._store(keys, self.indexer.key(index_k, angles), step)
             chosen = self.indexer.choose(step.groups, q[:, self.heads * self.qk_head_dim :], index_w, angles, keys)

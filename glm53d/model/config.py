@@ -65,6 +65,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     index_n_heads: Size
     index_head_dim: Size
     index_topk: Size
+    index_share_for_mtp_iteration: bool = False  # a chain's later drafts use the first one's choice
 
     mlp_layer_types: tuple[Literal["dense", "sparse"], ...]
     intermediate_size: Size

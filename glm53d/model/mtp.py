@@ -16,7 +16,7 @@ from glm53d.model.glm import Glm, Layer
 from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layers import RmsNorm
-from glm53d.model.step import Step
+from glm53d.model.step import Group, Step
 from glm53d.model.weights import Checkpoint
 
 
@@ -29,6 +29,7 @@ class Mtp:
         layer = config.num_hidden_layers
         prefix = f"model.layers.{layer}."
         self.model = model
+        self.shares_choice = config.index_share_for_mtp_iteration
         self.embed_norm, self.hidden_norm, self.norm = (
             RmsNorm(checkpoint.read(f"{prefix}{name}.weight"), config.rms_norm_eps)
             for name in ("enorm", "hnorm", "shared_head.norm")
@@ -37,11 +38,16 @@ class Mtp:
         self.layer = Layer(config, layer, checkpoint, ranks, q_kv_norm_eps)
 
     @torch.inference_mode()
-    def forward(self, step: Step, hidden: Tensor, cache: KvCache) -> Tensor:
-        """Cache the layer's KV of a step's tokens; returns their states behind shared_head.norm [num_tokens, hidden].
+    def forward(self, step: Step, hidden: Tensor, cache: KvCache) -> tuple[Tensor, list[Group]]:
+        """Cache the layer's KV of a step's tokens.
 
-        step.input_ids: of each position, the token behind it. hidden: [num_tokens, hidden], of each position itself.
+        Args:
+            step: its input_ids are, of each position, the token behind it.
+            hidden: [num_tokens, hidden], of each position itself.
+        Returns:
+            The tokens' states behind shared_head.norm [num_tokens, hidden], and what the layer's indexer chose.
         """
         embedded = self.embed_norm(self.model.embedded(step))
         x = F.linear(torch.cat([embedded, self.hidden_norm(hidden)], -1), self.join)
-        return self.norm(self.layer(x, step, self.model.rope.angles(step.positions), cache, step.groups)[0])
+        x, chosen = self.layer(x, step, self.model.rope.angles(step.positions), cache, step.groups)
+        return self.norm(x), chosen

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glm53d.model.kv_cache import KvCache, Rows
@@ -92,6 +93,7 @@ class Step:
     logits_idx: Tensor  # [num_logits] tokens whose logits are wanted
     groups: list[Group]
     split: Split | None = None
+    keeps_choice: bool = False  # the groups are what an indexer has chosen: none is asked, and none caches a key
     is_static: bool = False  # no size in it may depend on a value: it is captured into a graph
 
 
@@ -172,6 +174,24 @@ def plan_split(
     dp_num_logits = [int(wants_logits and i == owner) for i in range(len(dp_num_tokens))]
     split = Split(owner, locs, num_new)
     return Step(input_ids, dp_num_tokens, dp_num_logits, positions, locs[:0], logits_idx, groups, split)
+
+
+def choice_of(groups: list[Group], tokens: list[int], room: int) -> Gathered:
+    """What these tokens' queries look at, as queries of their own, with room for so many rows more, hidden as yet."""
+    found: list[tuple[Tensor, Tensor]] = []  # locs and hidden, each [num_keys]
+    for token in tokens:
+        group = next(group for group in groups if group.tokens.start <= token < group.tokens.stop)
+        at = token - group.tokens.start
+        if isinstance(group, Gathered):
+            found.append((group.locs[at], group.hidden[at, 0].float()))
+        else:
+            locs = group.locs[: group.prefix_len + at + 1]
+            found.append((locs, torch.zeros(len(locs), device=locs.device)))
+    width = max(len(locs) for locs, _ in found) + room
+    # What is hidden must be a row of the same request: see _gathered.
+    locs = torch.stack([torch.cat([row, row[:1].expand(width - len(row))]) for row, _ in found])
+    hidden = torch.stack([F.pad(row, (0, width - len(row)), value=-torch.inf) for _, row in found])
+    return Gathered(slice(0, len(tokens)), locs, hidden[:, None])
 
 
 def last_tokens(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -8,6 +8,9 @@ So outputs are those of decoding without drafts, token for token: a draft saves 
 
 Of a prompt's chunk, the next token of the last one is not here yet, and its MTP row is made with that token itself; the
 same goes for a cached prefix that is continued otherwise. Drafts may be the worse for it, outputs cannot.
+
+Where the checkpoint says so (index_share_for_mtp_iteration), a chain's later drafts attend to what the first one's
+indexer chose, and to the chain's own rows. They cache no index keys: the next step does, for what was accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.mtp import Mtp
-from glm53d.model.step import Step, last_tokens, plan_step
+from glm53d.model.step import Gathered, Step, choice_of, last_tokens, plan_step
 from glm53d.runner.rows import Rows
 from glm53d.runner.sampler import Sampler
 
@@ -55,7 +58,8 @@ class Drafter:
             hidden: [num_tokens, hidden] of this rank's tokens, behind the model's last norm.
             ids: [sum(num_logits)] samples of all groups, token by token. num_accepted: [num sampled rows] likewise.
         """
-        state = self.mtp.forward(replace(step, input_ids=_next_ids(rows, step.input_ids, ids)), hidden, self.cache)
+        step = replace(step, input_ids=_next_ids(rows, step.input_ids, ids))
+        state, chosen = self.mtp.forward(step, hidden, self.cache)
         if not rows.sampled.any():
             return
         own = np.zeros_like(rows.sampled)
@@ -73,6 +77,9 @@ class Drafter:
         slots, counts = torch.from_numpy(rows.slot[rows.sampled]).to(state.device), rows.dp_num_sampled
         ones = np.ones(int(own.sum()), np.int64)
         num_drafts = self.drafts.shape[1]
+        shared: Gathered | None = None
+        if self.mtp.shares_choice and step.split is None and len(at) and num_drafts > 1:
+            shared = choice_of(chosen, at.tolist(), num_drafts - 1)
         for i in range(num_drafts):
             logits = self.mtp.model.logits(state, counts)
             slot = rows.slot[rows.owned]
@@ -82,7 +89,16 @@ class Drafter:
             if i + 1 < num_drafts:
                 prefix_len = position[own] + 1 + i
                 step = plan_step(self.cache, ids, counts, counts, rows.slot[own], prefix_len, ones, ones)
-                state = self.mtp.forward(step, state, self.cache)
+                if shared is not None:
+                    _show(shared, i - (num_drafts - 1), step.out_cache_loc)
+                    step = replace(step, groups=[shared], keeps_choice=True)
+                state, _ = self.mtp.forward(step, state, self.cache)
+
+
+def _show(choice: Gathered, column: int, locs: Tensor) -> None:
+    """Let each query see one row more, its own: chosen behind the first draft, it could not have been."""
+    choice.locs[:, column] = locs
+    choice.hidden[:, 0, column] = 0.0
 
 
 def _next_ids(rows: Rows, input_ids: Tensor, ids: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ def official_config(seed: int, block: int = 16, **changes: Any) -> dict[str, Any
         "v_head_dim": rng.choice([16, 20]),
         "index_n_heads": 16,
         "index_head_dim": rng.choice([16, 32]),
+        "index_share_for_mtp_iteration": True,
         "index_topk": rng.choice([8, 16, 24]),
         "indexer_types": ["full", "shared", *(rng.choice(["full", "shared"]) for _ in range(layers - 2))],
         "mlp_layer_types": ["dense", *["sparse"] * (layers - 1)],

@@ -122,7 +122,7 @@ def test_the_mtp_layer_is_a_decoder_layer_over_the_joined_norms_of_next_token_an
     hidden = torch.randn(30, config.hidden_size, generator=generator)
     cache.block_table[0, :15] = torch.arange(40, 55)
     one_row = [torch.tensor(x).numpy() for x in ([0], [0], [30], [1])]
-    states = mtp.forward(plan_step(cache, next_ids, [30], [1], *one_row), hidden, cache)
+    states, _ = mtp.forward(plan_step(cache, next_ids, [30], [1], *one_row), hidden, cache)
 
     reference, tensors = one_layer_model(config, runner)
     prefix = f"model.layers.{config.num_hidden_layers}."
@@ -137,6 +137,66 @@ def test_the_mtp_layer_is_a_decoder_layer_over_the_joined_norms_of_next_token_an
     assert (states - expected).abs().max() < 1e-4
     logits = mtp.model.logits(states[-1:], [1])
     assert (logits - expected[-1:] @ tensors("lm_head.weight").T).abs().max() < 1e-4
+
+
+def alone(folder: Path, num_draft_tokens: int, prompt_len: int, on_draft) -> ServedWorld:
+    """One request of so many tokens, served with its drafts looked at: on_draft(drafter, mtp's forward, arguments)."""
+    world = served(config_of(folder, num_draft_tokens))
+    drafter = world.ranks.runner.drafter
+    forward = drafter.mtp.forward
+    drafter.mtp.forward = lambda *args: on_draft(drafter, forward, args)
+    world.send(1, [i * 7 % 89 + 1 for i in range(prompt_len)], NUM_NEW)
+    while not world.is_idle():
+        world.step()
+    return world
+
+
+def test_later_drafts_attend_to_what_the_first_one_s_indexer_chose_and_to_their_own_rows(tmp_path):
+    """And they write no index keys. Context far above index_topk, so that a choice is made."""
+    topk, seen = 8, []
+    make_checkpoint(tmp_path, 3, index_topk=topk, eos_token_id=[])
+
+    def on_draft(drafter, forward, args):
+        step, index_k = args[0], drafter.cache.index_k[-1].data
+        before = index_k.clone()
+        state, chosen = forward(*args)
+        if not step.keeps_choice:
+            assert not torch.equal(before, index_k)
+            seen.append([chosen])
+        else:
+            assert torch.equal(before, index_k)
+            (group,) = step.groups
+            visible = group.locs[0][group.hidden[0, 0] == 0].tolist()
+            seen[-1].append((visible, int(step.out_cache_loc)))
+        return state, chosen
+
+    alone(tmp_path, 4, 60, on_draft)
+    chains = [drafts for drafts in seen if len(drafts) > 1]
+    assert len(chains) >= NUM_NEW // 5
+    for chosen, *drafts in chains:
+        own: list[int] = []
+        for visible, loc in drafts:
+            own.append(loc)
+            assert visible[topk:] == own and len(visible) == topk + len(own)
+            lists = [row.tolist() for group in chosen for row in group.locs]
+            assert visible[:topk] in lists
+        assert len(drafts) == 3
+
+
+def test_where_everything_is_chosen_sharing_the_choice_changes_no_draft(tmp_path):
+    """Contexts within index_topk: the own indexer would choose all rows, those of the chain among them."""
+    found = []
+    for shares in (True, False):
+        drafts: list[list[int]] = []
+
+        def on_draft(drafter, forward, args, drafts=drafts):
+            drafts.append(drafter.drafts.flatten().tolist())
+            return forward(*args)
+
+        make_checkpoint(tmp_path / str(shares), 4, index_topk=128, index_share_for_mtp_iteration=shares)
+        alone(tmp_path / str(shares), 4, 40, on_draft)
+        found.append(drafts)
+    assert len(found[0]) > 2 * NUM_NEW and found[0] == found[1]
 
 
 def one_layer_model(config: ModelConfig, runner):
