@@ -21,7 +21,7 @@ AI_SDK := build/ai_sdk/.installed
 NATIVE_BUILD := build/native/build.ninja
 NATIVE_SOURCES := native/CMakeLists.txt $(shell find native/include native/src native/bindings -name '*.h' -o -name '*.cc')
 
-.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways agents ai-sdk
+.PHONY: venv native serve test test-all lint test-native test-sanitized bench fuzz stub reference clean gateways agents ai-sdk litellm
 
 venv: $(NATIVE_STAMP)
 native: $(NATIVE_STAMP)
@@ -104,6 +104,12 @@ agents: venv
 	npm install --prefix build/agents --no-audit --no-fund --ignore-scripts --loglevel=error \
 	    @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33
 	unshare --map-root-user --net $(BIN)/python -m tests.agents.run build/agents/node_modules/.bin
+
+# LiteLLM against a daemon; not in CI, because it is 250 MB with what it needs.
+litellm: venv
+	$(PYTHON) -m venv build/litellm
+	build/litellm/bin/pip install --quiet litellm==1.110.2
+	$(BIN)/pytest -q tests/integration/test_litellm.py
 
 # Two generated files that are committed; tests compare them with fresh ones.
 stub: venv
