@@ -7,9 +7,10 @@ carries its text, or where it has none that shows, on the next one.
 
 import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from glm53d._native import TokenLogprob
 from glm53d.chat.conversation import Json
@@ -19,6 +20,7 @@ from glm53d.chat.tools import ToolParser
 from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Pieces
+from glm53d.server.body import encode
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 """How many of the likeliest ids are named beside each token. [F-G5]"""
@@ -30,38 +32,56 @@ def needs(switch: str, is_on: bool, name: str, is_wanted: bool) -> None:
         raise InvalidRequest(f"`{name}` needs `{switch}`.", name)
 
 
+def _number(logprob: float | None) -> bytes:
+    """As JSON, which has no word for what is not finite."""
+    return b"%a" % logprob if logprob is not None and isfinite(logprob) else b"null"
+
+
 class TokenNames:
-    """What tokens are called in the answer to one request."""
+    """What tokens are called in the answer to one request.
+
+    Answers have them by the hundred thousand, on the loop's thread: so they are made as JSON, from parts kept by id. As
+    dicts and lists they took ten times as long, most of it in the garbage collector.
+    """
 
     def __init__(self, engine: Engine, *, skip_special: bool):
         self._vocab = engine.vocab
         self._skip_special = skip_special
+        self._entries: dict[int, tuple[bytes, bytes]] = {}  # before and behind the logprob
+        self._texts: dict[int, str] = {}
 
     def text(self, id: int) -> str:
         r"""The token as text. One that is no whole characters is spelled by its bytes, as `bytes:\xe4\xbd`."""
-        data = self._vocab.token_bytes[id]
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        if (text := self._texts.get(id)) is None:
+            data = self._vocab.token_bytes[id]
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            self._texts[id] = text
+        return text
 
     def adds(self, token: TokenLogprob) -> bytes:
         """What the token adds to an answer's text; in a prompt, which is repeated as it came, special ones show too."""
-        return self._vocab.token_bytes[token.id] if token.is_prompt else self.shown(token.id) or b""
+        return self._vocab.token_bytes[token.id] if token.is_prompt else self._shown(token.id) or b""
 
-    def shown(self, id: int) -> bytes | None:
-        """What the token adds to the answer's text; None: it is special, and those are skipped."""
+    def _shown(self, id: int) -> bytes | None:
+        """What the id adds to the output's text; None: it is special, and those are skipped."""
         if self._skip_special and self._vocab.special[id]:
             return None
         return self._vocab.token_bytes[id]
 
-    def entry(self, token: TokenLogprob) -> dict[str, Json]:
+    def entry(self, token: TokenLogprob) -> Raw:
         """A token of a chat or a response, with those beside it."""
-        return self._entry(token.id, token.logprob) | {"top_logprobs": [self._entry(*pair) for pair in token.top]}
+        beside = b",".join([self._entry(*pair) for pair in token.top])
+        return Raw(self._entry(token.id, token.logprob)[:-1] + b',"top_logprobs":[' + beside + b"]}")
 
-    def _entry(self, id: int, logprob: float | None) -> dict[str, Json]:
-        data = self.shown(id)
-        return {"token": self.text(id), "logprob": logprob, "bytes": None if data is None else list(data)}
+    def _entry(self, id: int, logprob: float | None) -> bytes:
+        if (parts := self._entries.get(id)) is None:
+            shown = self._shown(id)
+            whole = encode({"token": self.text(id), "bytes": None if shown is None else list(shown)})
+            parts = self._entries[id] = whole[:-1] + b',"logprob":', b"}"
+        return b"%b%b%b" % (parts[0], _number(logprob), parts[1])
 
     def content(self, tokens: Iterable[TokenLogprob]) -> dict[str, Json]:
         """`logprobs` of a chat's choice."""
@@ -104,21 +124,29 @@ class Native:
         self.names = names
         self._with_top = with_top
         self._with_text = with_text
+        self._texts: dict[int, bytes] = {}  # as JSON
 
     def of(self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]) -> dict[str, Json]:
         """Of the next tokens of the prompt and the output."""
         fields: dict[str, Json] = {}
         for name, tokens in (("input", prompt), ("output", output)):
-            fields[f"{name}_token_logprobs"] = [self._triple(token.id, token.logprob) for token in tokens]
+            fields[f"{name}_token_logprobs"] = [Raw(self._triple(token.id, token.logprob)) for token in tokens]
             if self._with_top:
                 fields[f"{name}_top_logprobs"] = [self._top(token) for token in tokens]
         return fields
 
-    def _top(self, token: TokenLogprob) -> list[Json] | None:
-        return None if token.logprob is None else [self._triple(*pair) for pair in token.top]
+    def _top(self, token: TokenLogprob) -> Raw | None:
+        if token.logprob is None:
+            return None
+        return Raw(b"[" + b",".join([self._triple(*pair) for pair in token.top]) + b"]")
 
-    def _triple(self, id: int, logprob: float | None) -> list[Json]:
-        return [logprob, id, self.names.text(id) if self._with_text else None]
+    def _triple(self, id: int, logprob: float | None) -> bytes:
+        return b"[%b,%d,%b]" % (_number(logprob), id, self._text(id) if self._with_text else b"null")
+
+    def _text(self, id: int) -> bytes:
+        if (text := self._texts.get(id)) is None:
+            text = self._texts[id] = encode(self.names.text(id))
+        return text
 
 
 class Tokens:

@@ -1,10 +1,12 @@
 """Logprobs in each dialect's shape, plain and streamed: what is asked of the engine, and what is made of its tokens."""
 
+import msgspec
 import openai
 import pytest
 
+from glm53d._native import TokenLogprob
 from glm53d.ipc.records import FinishReason
-from glm53d.server.logprobs import Legacy, MessageTokens, TokenNames
+from glm53d.server.logprobs import Legacy, MessageTokens, Native, TokenNames
 from tests.helpers.fake_engine import ADDED, END_OF_TURN, PROMPT_IDS, THINK_END, TOKENS, Script, logprob_of
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
@@ -259,7 +261,24 @@ def test_a_part_of_a_character_is_spelled_by_its_bytes_and_stands_where_the_char
     lists = Legacy(names).of([logprob_of(i, 0) for i in (0, 1, 2)])
     assert lists["tokens"] == ["bytes:\\x61\\xe4", "bytes:\\xbd\\xa0\\x62", "c"]
     assert lists["text_offset"] == [0, 1, 3]
-    assert names.entry(logprob_of(1, 0))["bytes"] == [0xBD, 0xA0, 0x62]
+    assert msgspec.json.decode(names.entry(logprob_of(1, 0)))["bytes"] == [0xBD, 0xA0, 0x62]
+
+
+def test_what_is_not_finite_is_null(client):
+    names = TokenNames(client.engine, skip_special=True)
+    token = TokenLogprob(11, None, [(12, float("-inf")), (13, float("nan"))])
+    entry = msgspec.json.decode(names.entry(token))
+    assert [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])] == [None] * 3
+    fields = msgspec.json.encode(Native(names, with_top=True, with_text=True).of([], [token]))
+    assert msgspec.json.decode(fields)["output_token_logprobs"] == [[None, 11, "Let "]]
+
+
+async def test_the_schema_says_how_many_can_be_named(client):
+    schemas = (await client.get("/openapi.json")).json["components"]["schemas"]
+    fields = {"ChatBody": "top_logprobs", "GenerateBody": "top_logprobs_num", "CompletionBody": "logprobs"}
+    for kind, name in fields.items():
+        bounds = [one for one in schemas[kind]["properties"][name]["anyOf"] if one["type"] == "integer"]
+        assert [(one["minimum"], one["maximum"]) for one in bounds] == [(0, 20)]
 
 
 async def test_the_openai_sdk_reads_them(client):
