@@ -31,6 +31,8 @@ _GROWING = frozenset(
         "expired",
         "dropped",
         "thinking_forced",
+        "drafts_verified",
+        *(f"drafts_accepted_{place}" for place in range(1, 6)),
         "cached_host_tokens",
         "cached_storage_tokens",
         "pages_saved",

@@ -6,7 +6,7 @@ from glm53d._native import cut
 from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.records import ROW_FEED, THINKING_FORCED, FinishReason
 from glm53d.sched.logprobs import keep_output, take_prompts
-from glm53d.sched.scheduler import Scheduler
+from glm53d.sched.scheduler import MAX_DRAFTS, Counters, Scheduler
 
 NO_ROWS = np.empty(0, np.int64)
 GOES_ON, END_OF_TURN, FULL = 0, 1, 2  # verdicts of native cut()
@@ -35,6 +35,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         sched.counters.prefill_tokens += num_tokens
         sched.prefill_rate.add(num_tokens, took_ns)
 
+    if sched.limits.num_draft_tokens:
+        _count_drafts(sched.counters, batch, prompts, result.counts)
     slot, ids, counts, computed = batch.row_slot, result.ids, result.counts, batch.row_prefix_len + batch.row_extend_len
     if slots.any_gone:  # rows of requests that ended while the step ran
         here = slots.gone[slot] == 0
@@ -91,6 +93,15 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         sched.finish(req, made_calls=matched_id in sched.limits.calls_ends)
 
 
+def _count_drafts(counters: Counters, batch: Batch, prompts: np.ndarray, counts: np.ndarray) -> None:
+    """How many drafts were right, by place. Rows that a grammar narrows take none of them."""
+    verified = ~prompts
+    verified[batch.mask_row] = False
+    places = np.arange(1, MAX_DRAFTS + 1)
+    counters.drafts_verified += int(np.count_nonzero(verified))
+    counters.drafts_accepted += (counts[verified, None] > places).sum(axis=0)
+
+
 def _measure(sched: Scheduler, batch: Batch, prompts: np.ndarray, took_ns: int) -> None:
     """Learn from the step's time, which is that of the rank with most to do. Prompts' context is a chunk's mean."""
     num_ranks = len(sched.ranks)
@@ -145,8 +156,8 @@ def _end_thinking(
 
 
 def _calls_in_thought(sched: Scheduler, slot: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """A call ends thinking [F-E7]. Where a grammar is to hold behind it, its end takes the place of the call's tag, which
-    the grammar then may allow. Returns ids, a copy where changed.
+    """A call ends thinking [F-E7]. Where a grammar is to hold behind that, the end of thinking stands for its
+    tag, which the grammar then may allow. Returns ids, a copy where changed.
     """
     begun = (ids == sched.limits.call_begin) & sched.slots.think_free[slot][:, None]
     if not begun.any():

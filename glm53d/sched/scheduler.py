@@ -52,6 +52,7 @@ from glm53d.sched.tables import MAX_BIASES, add_tables, entries_of
 from glm53d.sched.throttle import Throttle
 from glm53d.sched.tiers import NO_TIERS, Loads, TierLimits, Tiers
 
+MAX_DRAFTS = 5  # of a request and step
 ROW_COLUMNS = ("row_slot", "row_prefix_len", "row_dp_rank", "row_extend_len", "row_flags")
 LATE = "deadline_exceeded: the first token could not come before the request's deadline"
 TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
@@ -152,6 +153,8 @@ class Counters:
     aborted: int = 0
     retracted: int = 0
     dropped: int = 0  # tokens sampled for requests that had ended while their step ran
+    drafts_verified: int = 0  # times that a request's drafts were held against the model
+    drafts_accepted: np.ndarray = field(default_factory=lambda: np.zeros(MAX_DRAFTS, np.int64))  # by place among them
     thinking_forced: int = 0  # times that thinking was ended because its budget was used up
     expired: int = 0  # waited too long, or could not meet their deadline
     stale: int = 0

@@ -24,6 +24,7 @@ from glm53d.kv.prefix import PrefixTree
 from glm53d.kv.tier import TierIndex
 
 FILE_MOVES = 4096  # that one step carries at most: what bounds its record
+MAX_STEP_PAGES = 4096  # likewise, however small pages are
 NO_MOVES = np.empty(0, PAGE_MOVE)
 
 

@@ -37,7 +37,7 @@ from glm53d.runner.page_files import PageFiles
 from glm53d.sched.grammar import Grammars
 from glm53d.sched.logprobs import MAX_STEP_TARGETS, MAX_TOP
 from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
-from glm53d.sched.tiers import FILE_MOVES, TierLimits
+from glm53d.sched.tiers import FILE_MOVES, MAX_STEP_PAGES, TierLimits
 from glm53d.worker import follower
 from glm53d.worker.grammar import ThreadPool
 from glm53d.worker.leader import Leader
@@ -191,7 +191,8 @@ def limits_of(spec: RankSpec, loaded: Loaded) -> Limits:
         hash_key=spec.hash_key, placement=config.scheduler.placement,
         session_ttl_ns=int(config.scheduler.session_ttl_s * 1e9),
         max_session_pages=int(config.scheduler.session_share * loaded.num_pages),
-        max_biased=config.scheduler.max_biased_requests, max_in_flight=max_in_flight, num_draft_tokens=config.speculation.num_draft_tokens,
+        max_biased=config.scheduler.max_biased_requests, max_in_flight=max_in_flight,
+        num_draft_tokens=config.speculation.num_draft_tokens,
         tiers=tier_limits(config, loaded), debug=config.scheduler.debug_checks,
     )  # fmt: skip
 
@@ -204,7 +205,7 @@ def tier_limits(config: Config, loaded: Loaded) -> TierLimits:
     return TierLimits(
         host_pages=loaded.num_host_pages,
         file_pages=cache.storage_bytes // page_bytes if cache.storage_path else 0,
-        step_pages=max(1, cache.step_bytes // page_bytes),
+        step_pages=min(max(1, cache.step_bytes // page_bytes), MAX_STEP_PAGES),
         load_ns=int(1e9 * page_bytes / cache.host_bytes_per_s),
         fetch_ns=int(1e9 * page_bytes / cache.storage_bytes_per_s),
         peer_ns=int(1e9 * page_bytes / cache.peer_bytes_per_s) if has_peers else -1,

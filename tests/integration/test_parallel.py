@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import aiohttp
@@ -87,7 +88,13 @@ async def test_drafts_of_an_official_checkpoint_change_no_answer(http, tmp_path)
         with running(*model, *more, *POOL, log=tmp_path / "log") as daemon:
             found.append(await answers(http, daemon.url))
             steps.append((await idle_info(http, daemon.url))["loads"][0]["steps"])
+            async with http.get(daemon.url + "/metrics") as answer:
+                shown = await answer.text()
             assert daemon.stop() == 0
     assert found[1] == found[0]
     assert all(len(ids) == 10 for ids in found[0])
     assert steps[1] < 0.7 * steps[0]
+    names = ("verified", *(f"accepted_{place}" for place in range(1, 6)))
+    counts = [re.search(rf'glm53d_rank_drafts_{name}_total{{dp_rank="0"}} (\d+)', shown)[1] for name in names]
+    verified, *accepted = map(int, counts)
+    assert accepted == sorted(accepted, reverse=True) and verified >= accepted[0] > 0 == accepted[4]

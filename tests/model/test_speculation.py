@@ -93,6 +93,10 @@ def test_a_good_mtp_layer_saves_most_steps_and_a_last_id_is_read_once(tmp_path):
     assert serve(world, 0, NUM_NEW) == expected
     num_accepted = sum(int(head["num_accepted"]) for head in world.last_heads.values())
     assert num_accepted > 0.6 * sum(len(ids) for ids in expected)
+    counters = world.sched.counters
+    first, second, third, *rest = counters.drafts_accepted.tolist()
+    assert counters.drafts_verified >= first >= second >= third > 0 == sum(rest)
+    assert first + second + third >= num_accepted  # what ends an answer cuts off what came behind it
     assert world.sched.step < 0.6 * plain.sched.step
 
 

@@ -276,7 +276,13 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, pages_copied)    /* from one pool to another */            \
   F(uint64_t, pages_stored)    /* from host memory to files */           \
   F(uint64_t, pages_fetched)   /* from files to host memory */           \
-  F(uint64_t, files_failed)    /* that could not be written, or were damaged */
+  F(uint64_t, files_failed)    /* that could not be written, or were damaged */ \
+  F(uint64_t, drafts_verified) /* times that a request's drafts were held against the model */ \
+  F(uint64_t, drafts_accepted_1) /* in how many of these the first was right, the first two, ... */ \
+  F(uint64_t, drafts_accepted_2)                                         \
+  F(uint64_t, drafts_accepted_3)                                         \
+  F(uint64_t, drafts_accepted_4)                                         \
+  F(uint64_t, drafts_accepted_5)
 
 // Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
 #define GLM53D_RANK_ROW(F, A)                                            \
@@ -312,7 +318,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(PageMove, GLM53D_PAGE_MOVE, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 80)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 56)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 304)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 352)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;

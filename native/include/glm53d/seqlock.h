@@ -63,7 +63,7 @@ struct alignas(kCacheLine) BoardHeader {
   SeqlockRow<RankRow>* ranks() noexcept { return reinterpret_cast<SeqlockRow<RankRow>*>(loads() + num_dp); }
 };
 static_assert(std::is_standard_layout_v<BoardHeader> && sizeof(BoardHeader) == 128, "shared-memory ABI");
-static_assert(sizeof(SeqlockRow<LoadRow>) == 640 && sizeof(SeqlockRow<RankRow>) == 1280, "shared-memory ABI");
+static_assert(sizeof(SeqlockRow<LoadRow>) == 768 && sizeof(SeqlockRow<RankRow>) == 1280, "shared-memory ABI");
 
 inline constexpr uint32_t kMaxBoardRows = 4096;  // of each kind; keeps sizes far from overflow
 
