@@ -105,7 +105,7 @@ agents: venv
 	    @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33
 	unshare --map-root-user --net $(BIN)/python -m tests.agents.run build/agents/node_modules/.bin
 
-# LiteLLM against a daemon; not in CI, because it is 250 MB with what it needs.
+# LiteLLM against a daemon; not in CI, because it is 380 MB with what it needs.
 litellm: venv
 	$(PYTHON) -m venv build/litellm
 	build/litellm/bin/pip install --quiet litellm==1.110.2

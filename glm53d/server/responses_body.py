@@ -168,7 +168,7 @@ def _add(messages: list[dict[str, Json]], item: dict[str, Json], at: str) -> Non
     """Add an item to the history: as a message, or to the turn of the model that it is part of."""
     kind = item.get("type") or "message"
     if kind == "item_reference":
-        raise InvalidRequest("Nothing is stored here to refer to: send items as they are (`store: false`).", at)
+        raise InvalidRequest("Nothing is stored to refer to: send items as they are (`store: false`).", f"{at}.type")
     if not isinstance(kind, str) or kind not in _ITEMS:
         raise InvalidRequest(f"`{at}.type` must be one of {', '.join(_ITEMS)}.", f"{at}.type")
     match body.convert(_ITEMS[kind], item, at):

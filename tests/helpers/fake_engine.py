@@ -219,6 +219,9 @@ class FakeEngine:
         self.tokenized.append(prompt)
         return np.zeros(5, np.int32)
 
+    async def detokenize(self, ids: np.ndarray, *, skip_special: bool) -> str:
+        return f"{len(ids)} ids"
+
     async def flush_cache(self) -> int:
         return self._called("flush_cache", 3)
 

@@ -84,17 +84,3 @@ async def test_the_log_level_changes_in_main_and_in_the_ranks(client):
     finally:
         logging.getLogger().setLevel(before)
     assert client.engine.calls == [f"set_log_level {logging.ERROR}"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/pause_generation", {"mode": "later"}, "mode"),
-        ("/configure_logging", {"log_level": "loud"}, "log_level"),
-        ("/configure_logging", b"", "log_level"),
-    ],
-)
-async def test_a_control_call_with_a_bad_body_is_refused_by_its_field(client, path, body, param):
-    answer = await client.post(path, body)
-    assert (answer.status, answer.error["param"]) == (400, param)
-    assert client.engine.calls == []

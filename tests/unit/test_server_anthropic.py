@@ -333,15 +333,6 @@ async def test_a_wrong_field_is_refused_by_its_path(client, path, fields, param)
     assert client.engine.jobs == client.engine.tokenized == []
 
 
-@pytest.mark.parametrize("path", [PATH, COUNT])
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"\xff", b'{"x": NaN}', b'{"x": "\\ud800"}', b'{"x": ' + b"[" * 10**5]
-)
-async def test_what_is_not_a_json_object_is_refused_whole(client, path, body):
-    answer = await client.post(path, body)
-    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
-
-
 async def test_deep_json_in_tools_and_calls_is_refused(client):
     """F-G11"""
     deep: dict = {}
