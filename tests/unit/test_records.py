@@ -10,7 +10,7 @@ import pytest
 from glm53d import _native
 from glm53d.errors import AbiMismatch, IpcError
 from glm53d.ipc import records
-from glm53d.ipc.batch import Batch, StepResult
+from glm53d.ipc.batch import Batch, Logprobs, StepResult
 from glm53d.ipc.channels import Channels, plan
 
 RING_BYTES = 1 << 16
@@ -31,6 +31,7 @@ def ids(*values: int) -> np.ndarray:
         (records.CONTROL_RESULT, 24, {"value": 16}),
         (records.OUTPUT, 128, {"held_bytes": 28, "inbox_ns": 72}),
         (records.BIAS, 8, {"bias": 4}),
+        (records.LOGPROB, 8, {"logprob": 4}),
         (records.SLOT_INIT, 40, {"temperature": 16}),
         (records.TABLE_INIT, 24, {"repetition_penalty": 20}),
         (records.BATCH, 80, {"num_rows": 16}),
@@ -81,6 +82,7 @@ def test_a_batch_and_a_result_survive_encoding():
     batch.tables["base_bias"] = -np.inf
     batch.bias_row, batch.bias_id, batch.bias = ids(2, 2, 2), ids(7, 8, 9), np.array([0.5, -1, 2], np.float32)
     batch.said_row, batch.said_id, batch.said = ids(2), ids(8), ids(3)
+    batch.top_logprobs, batch.targets = ids(-1, 20, 0), ids(2, 3, -1, -1, -1)
     copy = Batch.decode(batch.encode())
     assert (copy.step, copy.world_id) == (9, WORLD)
     for name in Batch.__slots__[2:]:
@@ -90,6 +92,13 @@ def test_a_batch_and_a_result_survive_encoding():
     assert (copied.step, copied.start_ns, copied.end_ns) == (9, 100, 200)
     np.testing.assert_array_equal(copied.counts, result.counts, strict=True)
     np.testing.assert_array_equal(copied.ids, result.ids, strict=True)
+    assert copied.logprobs is None
+    pairs = np.zeros((3, 2), records.LOGPROB)
+    pairs["id"], pairs["logprob"] = np.arange(6).reshape(3, 2), -0.5
+    result.logprobs = Logprobs(ids(1, 1, 2), pairs)
+    found = StepResult.decode(result.encode(WORLD)).logprobs
+    np.testing.assert_array_equal(found.rows, ids(1, 1, 2), strict=True)
+    np.testing.assert_array_equal(found.pairs, pairs, strict=True)
 
 
 def test_wrong_arguments_raise_and_leave_the_ring_as_it_was():
