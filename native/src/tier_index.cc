@@ -1,15 +1,28 @@
 #include "glm53d/tier_index.h"
 
-#include <bit>
-
 namespace glm53d {
 
-TierIndex::TierIndex(size_t capacity) : entries_(capacity + 1), buckets_(std::bit_ceil(2 * capacity + 1), kNone) {
-  const auto end = static_cast<int32_t>(capacity);
-  entries_[end].older = entries_[end].newer = end;
-  for (int32_t entry = end - 1; entry >= 0; --entry) {  // the lowest is the first free one
-    entries_[entry].next = first_free_;
-    first_free_ = entry;
+TierIndex::TierIndex(size_t capacity) : capacity_(capacity), buckets_(64, kNone) {}
+
+int32_t TierIndex::new_entry() {
+  if (first_free_ != kNone) {
+    const int32_t entry = first_free_;
+    first_free_ = entries_[entry].next;
+    return entry;
+  }
+  if (entries_.size() == capacity_) return kNone;
+  entries_.emplace_back();
+  if (entries_.size() == buckets_.size()) grow_buckets();
+  return static_cast<int32_t>(entries_.size() - 1);
+}
+
+void TierIndex::grow_buckets() {
+  buckets_.assign(2 * buckets_.size(), kNone);
+  for (size_t entry = 0; entry < entries_.size(); ++entry) {
+    if (entries_[entry].state == State::kFree) continue;
+    int32_t& head = bucket(entries_[entry].hash);
+    entries_[entry].next = head;
+    head = static_cast<int32_t>(entry);
   }
 }
 
@@ -40,17 +53,15 @@ std::vector<int32_t> TierIndex::find(std::span<const Hash128> hashes) const {
 
 void TierIndex::unlink(int32_t entry) noexcept {
   Entry& e = entries_[entry];
-  entries_[e.older].newer = e.newer;
-  entries_[e.newer].older = e.older;
+  (e.older == kNone ? oldest_ : entries_[e.older].newer) = e.newer;
+  (e.newer == kNone ? newest_ : entries_[e.newer].older) = e.older;
   e.older = e.newer = kNone;
 }
 
 void TierIndex::link_newest(int32_t entry) noexcept {
-  const auto end = static_cast<int32_t>(capacity());
-  const int32_t before = entries_[end].older;
-  entries_[entry].older = before;
-  entries_[entry].newer = end;
-  entries_[before].newer = entries_[end].older = entry;
+  entries_[entry].older = newest_;
+  (newest_ == kNone ? oldest_ : entries_[newest_].newer) = entry;
+  newest_ = entry;
 }
 
 void TierIndex::touch(std::span<const int32_t> entries) noexcept {
@@ -72,20 +83,19 @@ void TierIndex::forget(int32_t entry) noexcept {
 }
 
 TierIndex::Added TierIndex::add(std::span<const Hash128> hashes, bool filling) {
-  const auto end = static_cast<int32_t>(capacity());
   Added added{std::vector<int32_t>(hashes.size(), kNone), {}};
   for (size_t i = hashes.size(); i-- > 0;) {
     if (lookup(hashes[i]) != kNone) continue;
-    if (first_free_ == kNone) {
-      const int32_t oldest = entries_[end].newer;
-      if (oldest == end) break;
+    int32_t entry = new_entry();
+    if (entry == kNone) {
+      const int32_t oldest = oldest_;
+      if (oldest == kNone) break;
       added.dropped.push_back(entries_[oldest].hash);
       unlink(oldest);
       forget(oldest);
+      entry = new_entry();
     }
-    const int32_t entry = first_free_;
     Entry& e = entries_[entry];
-    first_free_ = e.next;
     int32_t& head = bucket(hashes[i]);
     e.hash = hashes[i];
     e.state = filling ? State::kFilling : State::kReady;
@@ -129,10 +139,9 @@ void TierIndex::unpin(std::span<const int32_t> entries) noexcept {
 }
 
 std::vector<Hash128> TierIndex::clear() {
-  const auto end = static_cast<int32_t>(capacity());
   std::vector<Hash128> hashes;
-  while (entries_[end].newer != end) {
-    const int32_t entry = entries_[end].newer;
+  while (oldest_ != kNone) {
+    const int32_t entry = oldest_;
     hashes.push_back(entries_[entry].hash);
     unlink(entry);
     forget(entry);
@@ -141,29 +150,30 @@ std::vector<Hash128> TierIndex::clear() {
 }
 
 bool TierIndex::alive(int32_t entry) const noexcept {
-  return entry >= 0 && static_cast<size_t>(entry) < capacity() && entries_[entry].state != State::kFree;
+  return entry >= 0 && static_cast<size_t>(entry) < entries_.size() && entries_[entry].state != State::kFree;
 }
 
 std::string TierIndex::check() const {
   const auto wrong = [](int32_t entry, const char* what) { return "entry " + std::to_string(entry) + ": " + what; };
-  const auto end = static_cast<int32_t>(capacity());
   size_t size = 0, pinned = 0, num_free = 0, in_order = 0, in_buckets = 0;
-  for (int32_t entry = 0; entry < end; ++entry) {
+  for (int32_t entry = 0; entry < static_cast<int32_t>(entries_.size()); ++entry) {
     const Entry& e = entries_[entry];
     if (e.state == State::kFree) continue;
     ++size;
     pinned += e.pins > 0;
     if (lookup(e.hash) != entry) return wrong(entry, "is not found by its hash");
     if (e.state != State::kReady && e.pins == 0) return wrong(entry, "is not found and not pinned");
-    if ((e.pins > 0) != (e.older == kNone)) return wrong(entry, "its pins and its place in the order differ");
   }
-  for (int32_t entry = first_free_; entry != kNone; entry = entries_[entry].next, ++num_free)
-    if (entries_[entry].state != State::kFree || num_free > capacity()) return wrong(entry, "is not free");
-  for (int32_t entry = entries_[end].newer; entry != end; entry = entries_[entry].newer, ++in_order)
-    if (entries_[entries_[entry].older].newer != entry || in_order > capacity()) return wrong(entry, "breaks the order");
+  for (int32_t entry = first_free_; entry != kNone; entry = entries_[entry].next)
+    if (entries_[entry].state != State::kFree || ++num_free > entries_.size()) return wrong(entry, "is not free");
+  for (int32_t entry = oldest_, before = kNone; entry != kNone; before = entry, entry = entries_[entry].newer) {
+    if (entries_[entry].older != before || ++in_order > size) return wrong(entry, "breaks the order");
+    if (entries_[entry].pins > 0) return wrong(entry, "is pinned and may be dropped");
+  }
   for (const int32_t head : buckets_)
     for (int32_t entry = head; entry != kNone; entry = entries_[entry].next) ++in_buckets;
-  if (size != size_ || in_buckets != size || size + num_free != capacity()) return "the number of entries is wrong";
+  if (size != size_ || in_buckets != size || size + num_free != entries_.size() || entries_.size() > capacity_)
+    return "the number of entries is wrong";
   if (pinned != num_pinned_ || in_order + pinned != size) return "the number of pinned entries is wrong";
   return {};
 }

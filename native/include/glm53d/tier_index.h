@@ -1,7 +1,9 @@
 // Which pages of KV a slower tier holds, by hash: host memory of one attention-DP rank, or the node's files. [R32]
 //
-//   buckets  hash -> first entry -> next ...        one entry per page that fits; entry i is page i of a host pool
+//   buckets  hash -> first entry -> next ...        one entry per page, at most `capacity`; entry i is page i of a host pool
 //   order    oldest <-> ... <-> newest              entries that may be dropped, by last use; pinned ones are not in it
+//
+// Entries and buckets grow with what is there: a folder of files may have room for many more pages than it ever gets.
 //
 // A page's hash stands for all before it, so there is no tree here: a prefix is there as far as its hashes are found one
 // after the other. An entry that is filling, until settle(), or condemned has its hash and is pinned, but is not found.
@@ -48,7 +50,7 @@ class TierIndex {
   bool alive(int32_t entry) const noexcept;
   bool pinned(int32_t entry) const noexcept { return entries_[entry].pins > 0; }
   bool filling(int32_t entry) const noexcept { return entries_[entry].state == State::kFilling; }
-  size_t capacity() const noexcept { return entries_.size() - 1; }
+  size_t capacity() const noexcept { return capacity_; }
   size_t size() const noexcept { return size_; }
   size_t num_pinned() const noexcept { return num_pinned_; }
 
@@ -60,7 +62,7 @@ class TierIndex {
   struct Entry {
     Hash128 hash{};
     int32_t next = kNone;                  // of its bucket, or of the free ones
-    int32_t older = kNone, newer = kNone;  // in the order, a ring that the entry behind the last one closes
+    int32_t older = kNone, newer = kNone;  // in the order
     uint32_t pins = 0;
     State state = State::kFree;
   };
@@ -70,10 +72,14 @@ class TierIndex {
   void unlink(int32_t entry) noexcept;
   void link_newest(int32_t entry) noexcept;
   void forget(int32_t entry) noexcept;  // unpinned, and out of the order
+  int32_t new_entry();                  // kNone: all there may be are in use
+  void grow_buckets();
 
-  std::vector<Entry> entries_;  // capacity, and the ring's end
-  std::vector<int32_t> buckets_;
+  const size_t capacity_;
+  std::vector<Entry> entries_;
+  std::vector<int32_t> buckets_;  // a power of two, more than there are entries
   int32_t first_free_ = kNone;
+  int32_t oldest_ = kNone, newest_ = kNone;
   size_t size_ = 0;
   size_t num_pinned_ = 0;
 };
