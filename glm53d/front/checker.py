@@ -100,7 +100,7 @@ def _collect(pid: int, verdict: int, cpu_s: float) -> str:
         return said[1:].decode(errors="replace")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"The grammar is too complex: compiling it takes more than {cpu_s:g} s (grammar.compile_s)."
-    return "The grammar is too complex: compiling it takes too much memory, or it is nested too deep."
+    return "The grammar is too complex: compiling it takes too much memory, or it is too large or nested too deep."
 
 
 def main(argv: list[str]) -> None:

@@ -104,10 +104,17 @@ class GrammarCheck:
         finally:
             del self._answers[number]
 
+    async def _receive(self) -> bytes:
+        """What comes next; nothing any more when the checker is gone."""
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)
+        except ConnectionError:
+            return b""
+
     async def _read(self) -> None:
         """Hand out verdicts as they come. When the checker has ended, the next text starts another."""
-        loop, data = asyncio.get_running_loop(), b""
-        while more := await loop.sock_recv(self._socket, 1 << 16):
+        data = b""
+        while more := await self._receive():
             data += more
             while len(data) >= FRAME.size:
                 number, size = FRAME.unpack_from(data)
