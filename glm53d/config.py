@@ -72,6 +72,7 @@ class Engine(Section, frozen=True):
 
     kind: Annotated[Literal["torch", "sim"], doc("torch: the reference model, CPU or CUDA. sim: no model, scripted tokens and a step-time model.")] = "torch"  # fmt: skip
     device: Annotated[Literal["cpu", "cuda"], doc("Where the torch engine runs.")] = "cpu"
+    graphs: Annotated[bool, doc("On CUDA, replay decoding steps from graphs captured for a few padded shapes.")] = True
     threads: Annotated[int, doc("Threads of a rank's tensor library on the CPU; 0 takes its default.", ge=0)] = 1
 
 

@@ -99,7 +99,8 @@ class TorchRunner:
         self._mailbox: Mailbox | None = None
         self._driver: Driver | None = CudaDriver(self.device) if self.device.type == "cuda" else None
         self._upload: Upload | None = None
-        self.graph_backend: Backend | None = CudaGraphs() if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        self.graph_backend: Backend | None = CudaGraphs() if on_gpu and config.engine.graphs else None
         self._launched: deque[Launched] = deque()
 
     def load(self, progress: Progress) -> Loaded:

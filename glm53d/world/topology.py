@@ -14,8 +14,9 @@ def describe(config: Config) -> str:
             f"rank {place.rank:<4} {role} attention-DP rank {place.attn_dp_rank}, attention-TP {place.attn_tp_rank}, "
             f"experts {place.ep_rank}"
         )
-    lines += ["", f"{'channel':<10}{'kind':<7}{'from':<12}{'to':<26}{'bytes':>12}"]
+    lines += ["", f"{'channel':<10}{'kind':<8}{'from':<12}{'to':<26}{'bytes':>14}"]
     channels = plan(config.parallel.tp_size, config.parallel.attn_dp_size, config.world.ring_bytes)
     for c in channels:
-        lines.append(f"{c.name:<10}{c.kind:<7}{c.writer:<12}{', '.join(c.readers):<26}{c.size:>12,}")
+        size = f"{c.size:,}" if c.size else "found at load"
+        lines.append(f"{c.name:<10}{c.kind:<8}{c.writer:<12}{', '.join(c.readers):<26}{size:>14}")
     return "\n".join(lines)
