@@ -19,7 +19,7 @@ TOKENIZER = Path(glm53d.nano.__file__).with_name("tokenizer.json")
 EOS = (2000, 2007, 2009)
 GOOD = Grammar('start: "a"', after_thinking=False)
 # Any of which may be missing: seconds of CPU time, in which the library cannot be interrupted.
-ENDLESS = "start: %json " + json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}})
+ENDLESS = "start: %json " + json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(2500)}})
 
 
 @pytest.fixture
