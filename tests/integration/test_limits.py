@@ -3,8 +3,9 @@
 import asyncio
 
 import aiohttp
+import pytest
 
-from tests.helpers.daemon import running
+from tests.helpers.daemon import events, running
 
 LONG = {"model": "glm-5.3", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
 
@@ -57,6 +58,26 @@ async def test_a_request_that_waits_too_long_is_answered_with_503(tmp_path):
                 assert answer.status == 503 and int(answer.headers["Retry-After"]) > 0
                 assert (await answer.json())["error"]["code"] == "queue_timeout"
             assert await first == [200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_first_token_cannot_come_in_time_is_answered_with_504(tmp_path, stream):
+    with running("scheduler.max_running_requests=1", config="sim.toml", log=tmp_path / "log") as daemon:
+        async with aiohttp.ClientSession() as http:
+            first = asyncio.create_task(statuses(daemon.url, 1))
+            await asyncio.sleep(0.1)
+            body = LONG | {"first_token_timeout": 0.05, "stream": stream}
+            async with http.post(daemon.url + "/v1/completions", json=body) as answer:
+                if stream:  # it was taken, so its status was 200
+                    error, done = await events(answer)
+                    assert (answer.status, done) == (200, "[DONE]")
+                else:
+                    error = await answer.json()
+                    assert answer.status == 504
+                assert error["error"]["code"] == "deadline_exceeded"
+            assert await first == [200]
+            async with http.post(daemon.url + "/v1/completions", json=LONG | {"first_token_timeout": 60}) as answer:
+                assert answer.status == 200
 
 
 async def test_aborting_all_while_prompts_are_being_made_ends_each_with_a_clear_error(sim, http):

@@ -1,4 +1,4 @@
-"""Several answers to one request through the whole daemon. [R20]"""
+"""Several answers to one request, and several prompts in one, through the whole daemon. [R20]"""
 
 import asyncio
 from itertools import pairwise
@@ -61,3 +61,44 @@ async def test_answers_interleave(sim, http):
     order = [event["choices"][0]["index"] for event in got[:-1]]
     assert sum(a != b for a, b in pairwise(order)) > 20
     assert [event["choices"][0]["index"] for event in got[:-1] if event["choices"][0]["finish_reason"]] == [0, 1, 2]
+
+
+async def test_each_of_several_prompts_is_answered_as_if_it_were_alone(nano):
+    """[R51]"""
+    prompts = ["a first prompt", [5, 6, 7, 8], "and another one"]
+    async with openai.AsyncOpenAI(base_url=nano.url + "/v1", api_key="none") as sdk:
+        fields = {"model": "glm-5.3-nano", "max_tokens": 8, "seed": 3, "temperature": 0.7}
+        alone = [(await sdk.completions.create(prompt=prompt, **fields)) for prompt in prompts]
+        batch = await sdk.completions.create(prompt=prompts, n=2, **fields)
+        texts = [""] * 6
+        async for chunk in await sdk.completions.create(prompt=prompts, n=2, stream=True, **fields):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert [choice.index for choice in batch.choices] == list(range(6))
+    assert [choice.text for choice in batch.choices[::2]] == [one.choices[0].text for one in alone]
+    assert texts == [choice.text for choice in batch.choices]
+    assert batch.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+
+
+async def test_a_batch_of_generate_is_a_list_and_a_stream_tells_its_parts_apart(nano, http):
+    async def generate(**fields) -> list:
+        async with http.post(nano.url + "/generate", json=fields) as answer:
+            assert answer.status == 200, await answer.text()
+            return await (events(answer) if fields.get("stream") else answer.json())
+
+    params = {"max_new_tokens": 6, "temperature": 0}
+    batch = {"input_ids": [[5, 6, 7], [8, 9]], "sampling_params": params}
+    answers = await generate(**batch)
+    alone = [await generate(input_ids=ids, sampling_params=params) for ids in batch["input_ids"]]
+    assert [one["output_ids"] for one in answers] == [one["output_ids"] for one in alone]
+    *parts, done = await generate(**batch, stream=True)
+    ids = [[i for part in parts if part["index"] == index for i in part["output_ids"]] for index in range(2)]
+    assert ids == [one["output_ids"] for one in answers] and done == "[DONE]"
+
+
+async def test_a_batch_with_one_prompt_that_does_not_fit_is_refused_whole(sim, http):
+    before = (await idle_info(http, sim.url))["loads"][0]["prefill_tokens"]
+    for body in ({"text": ["hi", "word " * 300_000]}, {"text": ["word " * 300_000, "hi"], "stream": True}):
+        async with http.post(sim.url + "/generate", json=body) as answer:
+            assert answer.status == 400 and (await answer.json())["error"]["code"] == "context_length_exceeded"
+    info = await idle_info(http, sim.url)
+    assert info["requests_in_flight"] == 0 and info["loads"][0]["prefill_tokens"] == before

@@ -75,12 +75,13 @@ async def test_headers_and_role_leave_before_the_first_token(client):
     writer.close()
 
 
-async def test_a_silent_stream_gets_comments():
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
+async def test_a_silent_stream_gets_comments(path):
     """F-H11 [R47]"""
     async with client_of_fake_engine(keepalive_s=0.02) as client:
         client.engine.script.hold, client.engine.script.pieces = True, []
-        reader, writer = await client.open(raw_post(CHAT, STREAM))
-        await reader.readuntil(b'"role":"assistant"')
+        prompt = STREAM if path == CHAT else {"prompt": "hi", "text": "hi", "stream": True}
+        reader, writer = await client.open(raw_post(path, prompt))
         for _ in range(3):
             await reader.readuntil(b"\r\n: keep-alive\n\n\r\n")
         client.engine.live[0].release.set()
