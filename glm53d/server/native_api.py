@@ -20,8 +20,9 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
+from glm53d.server.common import cached_by_tier
 from glm53d.server.constrained import constrain, to_content
-from glm53d.server.logprobs import Native, TokenNames, Tokens, TopLogprobs, needs
+from glm53d.server.logprobs import Native, TokenNames, Tokens, TopLogprobs, in_parts, needs
 from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
 from glm53d.server.routing import DpRank, Room, routing
@@ -120,7 +121,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     if req.stream:
         return await exchange.streamed_all(request, [answer.streamed() for answer in answers], n)
     finishes = await exchange.plain_all(request, [answer.job for answer in answers], n)
-    said = [answer.plain(finish) for answer, finish in zip(answers, finishes, strict=True)]
+    said = [await answer.plain(finish) for answer, finish in zip(answers, finishes, strict=True)]
     return body.json_response(body.encode(said if is_list else said[0]))
 
 
@@ -160,11 +161,11 @@ class _Answer:
         found, names = self._tokens.feed(pieces), self._logprobs.names
         if not found:
             return b""
-        prompt = [token for _, tokens in found for token in tokens if token.is_prompt]
-        output = [token for _, tokens in found for token in tokens if not token.is_prompt]
+        tokens = [token for _, by in found for token in by]
         text = "".join(piece if isinstance(piece, str) else names.text(piece) for said, _ in found for piece in said)
-        meta = {"id": self.job.rid} | self._logprobs.of(prompt, output)
-        return self._event({"text": text, "output_ids": [token.id for token in output], "meta_info": meta})
+        ids = [token.id for token in tokens if not token.is_prompt]
+        meta = {"id": self.job.rid} | self._logprobs.of(tokens)
+        return self._event({"text": text, "output_ids": ids, "meta_info": meta})
 
     def _last(self, finish: Finish) -> bytes:
         return self._event({"text": "", "output_ids": [], "meta_info": _meta_info(self.job, finish)})
@@ -172,11 +173,11 @@ class _Answer:
     def _event(self, said: dict[str, Json]) -> bytes:
         return b"data: " + body.encode(self._head | said) + b"\n\n"
 
-    def plain(self, finish: Finish) -> dict[str, Json]:
+    async def plain(self, finish: Finish) -> dict[str, Json]:
         """All of it at once."""
         meta = _meta_info(self.job, finish)
         if self._logprobs is not None:
-            meta |= self._logprobs.of(finish.prompt_logprobs, finish.logprobs)
+            meta |= await in_parts(self._logprobs.of, [*finish.prompt_logprobs, *finish.logprobs])
         return {"text": finish.text, "output_ids": finish.output_ids.tolist(), "meta_info": meta}
 
 
@@ -237,6 +238,7 @@ def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
+        "cached_tokens_details": cached_by_tier(usage),
         "e2e_latency": exchange.seconds_since(job.received_ns),
         "queue_time": finish.queue_time,
         "first_token_latency": finish.first_token_latency,

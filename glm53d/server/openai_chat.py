@@ -21,7 +21,7 @@ from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import call, to_effort
 from glm53d.server.constrained import ResponseFormat, constrain, to_content
-from glm53d.server.logprobs import TokenDeltas, TokenNames, TopLogprobs, needs
+from glm53d.server.logprobs import TokenDeltas, TokenNames, TopLogprobs, in_parts, needs
 from glm53d.server.openai_common import (
     Chunks,
     finish_fields,
@@ -155,7 +155,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
     head = {"id": id, "object": "chat.completion", "created": created, "model": model}
-    answers = [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
+    answers = [await choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
     return plain_answer(head, answers, base, finishes, n)
 
 
@@ -216,7 +216,7 @@ class _Choice:
     def _asked(self, deltas: list[tuple[dict[str, Json], dict[str, Json]]]) -> bytes:
         return b"".join(self.chunks.delta(delta, logprobs) for delta, logprobs in deltas)
 
-    def plain(self, finish: Finish) -> dict[str, Json]:
+    async def plain(self, finish: Finish) -> dict[str, Json]:
         """It as one of the `choices`."""
         turn = collect([*self._parser.feed([finish.text, *finish.pieces]), *self._parser.finish()])
         exchange.count_dropped_calls(self._request, self.job, self._parser.unknown)
@@ -225,7 +225,7 @@ class _Choice:
         content = turn.content if turn.content or end["finish_reason"] == "stop" else None
         message = {"role": "assistant", "content": content, "reasoning_content": finish.reasoning or None}
         if self._logprobs is not None:
-            end["logprobs"] = self._logprobs.names.content(finish.logprobs)
+            end["logprobs"] = await in_parts(self._logprobs.names.content, finish.logprobs)
         return {"index": self.chunks.index, "message": message | self._tools.message_fields(turn), **end}
 
 

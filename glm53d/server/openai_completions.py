@@ -21,7 +21,7 @@ from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
 from glm53d.server.constrained import ResponseFormat, constrain, to_content
-from glm53d.server.logprobs import Legacy, TokenNames, Tokens, TopLogprobs
+from glm53d.server.logprobs import Legacy, TokenNames, Tokens, TopLogprobs, in_parts
 from glm53d.server.openai_common import (
     Chunks,
     OpenAiFields,
@@ -90,7 +90,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
     head = {"id": id, "object": "text_completion", "created": created, "model": model}
-    answers = [choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
+    answers = [await choice.plain(finish) for choice, finish in zip(choices, finishes, strict=True)]
     return plain_answer(head, answers, base, finishes, n)
 
 
@@ -148,10 +148,10 @@ class _Choice:
         echo = self._asked("", [], self._logprobs) if self._logprobs is not None and self._echo else b""
         return echo + self.chunks.finish(b'"text":"","logprobs":null', self.job, finish)
 
-    def plain(self, finish: Finish) -> dict[str, Json]:
+    async def plain(self, finish: Finish) -> dict[str, Json]:
         """It as one of the `choices`."""
         tokens, text = [*finish.prompt_logprobs, *finish.logprobs], self._echo + finish.text
-        logprobs = None if self._logprobs is None else self._logprobs.of(tokens)
+        logprobs = None if self._logprobs is None else await in_parts(self._logprobs.of, tokens)
         return {"index": self.chunks.index, "text": text, "logprobs": logprobs, **finish_fields(finish)}
 
 

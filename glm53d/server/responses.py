@@ -10,13 +10,12 @@ as a message.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
 from aiohttp import web
 
-from glm53d._native import TokenLogprob
 from glm53d.chat.arguments import last_of_each_key
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.chat.events import Event, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -24,14 +23,15 @@ from glm53d.chat.reasoning import ReasoningParser
 from glm53d.errors import EngineError, RequestError
 from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams, Usage
 from glm53d.server import body, exchange
-from glm53d.server.common import Offered, extras
+from glm53d.server.common import Offered, cached_object, extras
 from glm53d.server.constrained import constrain, to_content
-from glm53d.server.logprobs import MessageTokens, TokenNames, Tokens
+from glm53d.server.logprobs import MessageTokens, TokenNames, Tokens, in_parts
 from glm53d.server.responses_body import ResponsesBody, to_conversation, to_logprobs, to_tools
 from glm53d.server.routing import routing
 from glm53d.server.sampling import to_sampling
 
 _DECODER = msgspec.json.Decoder(ResponsesBody)
+NO_LOGPROBS: Mapping[str, Json] = {"content": []}
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
@@ -72,7 +72,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     )
     names = TokenNames(engine, skip_special=job.out.skip_special_tokens)
     of_message = MessageTokens(engine.vocab.added, starts_in_reasoning=has_parsers)
-    output = Output(_asked(req, rid, model, sampling, conversation, tools), names)
+    output = Output(_asked(req, rid, model, sampling, conversation, tools))
     if req.stream:
         turn = ReasoningParser(engine.vocab.added, answer) if has_parsers else answer
 
@@ -82,7 +82,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             if sampling.top_logprobs is None:
                 return output.feed(turn.feed(pieces))
             found = tokens.feed(pieces)
-            return b"".join(output.feed(turn.feed(said), of_message.take(by)) for said, by in found)
+            return b"".join(output.feed(turn.feed(said), names.content(of_message.take(by))) for said, by in found)
 
         def last_events(finish: Finish) -> bytes:
             exchange.count_dropped_calls(request, job, answer.unknown)
@@ -100,7 +100,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     finish = await exchange.plain(request, job)
     thoughts: list[Event] = [Reasoning(finish.reasoning)] if finish.reasoning else []
     said = [*thoughts, *answer.feed([finish.text, *finish.pieces]), *answer.finish()]
-    output.feed(said, of_message.take(finish.logprobs))
+    output.feed(said, await in_parts(names.content, of_message.take(finish.logprobs)))
     exchange.count_dropped_calls(request, job, answer.unknown)
     output.finish(job, finish)
     return body.json_response(body.encode(output.response))
@@ -149,15 +149,14 @@ def _asked(
 class Output:
     """The response of one request, and the events by which a stream tells of it. Owned by the handler."""
 
-    def __init__(self, response: dict[str, Json], names: TokenNames):
+    def __init__(self, response: dict[str, Json]):
         self.response = response
-        self._names = names
         self._rid = response["id"].removeprefix("resp_")
         self._num_events = 0
         self._item: dict[str, Json] | None = None  # the one that is open
         self._texts: list[str] = []  # of its text or arguments
-        self._logprobs: list[dict[str, Json]] = []  # of its text
-        self._waiting: list[dict[str, Json]] = []  # logprobs whose text has not come
+        self._logprobs: list[Json] = []  # of its text
+        self._waiting: list[Json] = []  # logprobs whose text has not come
 
     def begin(self) -> bytes:
         """The events before anything was said."""
@@ -165,9 +164,9 @@ class Output:
             "response.in_progress", response=self.response
         )
 
-    def feed(self, events: Iterable[Event], tokens: Iterable[TokenLogprob] = ()) -> bytes:
-        """More of what the model says; tokens: those of a message whose text is whole with it."""
-        self._waiting.extend(map(self._names.entry, tokens))
+    def feed(self, events: Iterable[Event], logprobs: Mapping[str, Json] = NO_LOGPROBS) -> bytes:
+        """More of what the model says; logprobs: of the message's tokens whose text is whole with it."""
+        self._waiting += logprobs["content"]
         return b"".join(map(self._take, events))
 
     def finish(self, job: Job, finish: Finish) -> bytes:
@@ -217,7 +216,7 @@ class Output:
         events = self._close("completed") + self._open(kind, prefix, **fields)
         return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, "", []))
 
-    def _take_logprobs(self) -> list[dict[str, Json]]:
+    def _take_logprobs(self) -> list[Json]:
         logprobs, self._waiting = self._waiting, []
         self._logprobs += logprobs
         return logprobs
@@ -275,7 +274,7 @@ class Output:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _part(kind: str, text: str, logprobs: list[dict[str, Json]]) -> dict[str, Json]:
+def _part(kind: str, text: str, logprobs: list[Json]) -> dict[str, Json]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -284,7 +283,7 @@ def _part(kind: str, text: str, logprobs: list[dict[str, Json]]) -> dict[str, Js
 def _usage(usage: Usage) -> dict[str, Json]:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": cached_object(usage),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

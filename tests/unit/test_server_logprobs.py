@@ -6,7 +6,7 @@ import pytest
 
 from glm53d._native import TokenLogprob
 from glm53d.ipc.records import FinishReason
-from glm53d.server.logprobs import Legacy, MessageTokens, Native, TokenNames
+from glm53d.server.logprobs import PART, Legacy, MessageTokens, Native, TokenNames, in_parts
 from tests.helpers.fake_engine import ADDED, END_OF_TURN, PROMPT_IDS, THINK_END, TOKENS, Script, logprob_of
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
@@ -264,12 +264,21 @@ def test_a_part_of_a_character_is_spelled_by_its_bytes_and_stands_where_the_char
     assert msgspec.json.decode(names.entry(logprob_of(1, 0)))["bytes"] == [0xBD, 0xA0, 0x62]
 
 
+async def test_what_is_made_in_parts_is_what_is_made_at_once(client):
+    names = TokenNames(client.engine, skip_special=True)
+    tokens = [logprob_of(i, 2, is_prompt=i < 300) for i in range(2 * PART + 50)]
+    makers = (lambda: names.content, lambda: Legacy(names).of, lambda: Native(names, with_top=True, with_text=True).of)
+    for maker in makers:
+        assert await in_parts(maker(), tokens) == maker()(tokens)
+        assert await in_parts(maker(), []) == maker()([])
+
+
 def test_what_is_not_finite_is_null(client):
     names = TokenNames(client.engine, skip_special=True)
     token = TokenLogprob(11, None, [(12, float("-inf")), (13, float("nan"))])
     entry = msgspec.json.decode(names.entry(token))
     assert [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])] == [None] * 3
-    fields = msgspec.json.encode(Native(names, with_top=True, with_text=True).of([], [token]))
+    fields = msgspec.json.encode(Native(names, with_top=True, with_text=True).of([token]))
     assert msgspec.json.decode(fields)["output_token_logprobs"] == [[None, 11, "Let "]]
 
 
