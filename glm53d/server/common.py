@@ -10,7 +10,7 @@ from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
 from glm53d.chat.tools import ToolParser, functions_of
 from glm53d.errors import InvalidRequest
-from glm53d.front.job import Finish, Job
+from glm53d.front.job import Finish, Job, Usage
 from glm53d.server import body
 from glm53d.server.routing import DpRank, Room
 from glm53d.server.sampling import Int32, SamplingFields, Timeout, not_served
@@ -107,6 +107,19 @@ def offer(shown: list[dict[str, Json]], tools: list[Tool], choice: Choice, max_c
         tools = [replace(tool, is_free=False) for tool in tools if choice.name in (None, tool.name)]
     # All are shown, whichever may be called: the prompt, and so its cached pages, are those of the other turns.
     return Offered(shown, functions_of(shown), 1 if choice.name is not None else max_calls, tuple(tools), choice)
+
+
+def cached_object(usage: Usage) -> dict[str, Json]:
+    """How much of a prompt was cached; by tier only where a slower one gave some of it. [R27]"""
+    cached: dict[str, Json] = {"cached_tokens": usage.cached_tokens}
+    if usage.cached_host or usage.cached_storage:
+        cached["cached_tokens_details"] = cached_by_tier(usage)
+    return cached
+
+
+def cached_by_tier(usage: Usage) -> dict[str, Json]:
+    """SGLang's `cached_tokens_details`."""
+    return {"device": usage.cached_device, "host": usage.cached_host, "storage": usage.cached_storage}
 
 
 def to_choice(choice: str | dict[str, Json] | None, param: str) -> Choice:

@@ -206,6 +206,14 @@ def _load(row: dict[str, Any], config: Config) -> dict[str, Any]:
         "cache_hit_rate": row["cached_tokens"] / computed if computed else 0.0,
         "utilization": row["num_running"] / most,
         "max_running_requests": most,
+        "host_used_tokens": row["host_pages_used"] * config.kv.page_size,
+        "host_total_tokens": row["host_pages_total"] * config.kv.page_size,
+        "storage_used_tokens": row["file_pages_used"] * config.kv.page_size,
+        "cached_tokens_details": {
+            "device": row["cached_tokens"] - row["cached_host_tokens"] - row["cached_storage_tokens"],
+            "host": row["cached_host_tokens"],
+            "storage": row["cached_storage_tokens"],
+        },
     }
 
 

@@ -12,7 +12,7 @@ from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, SamplingParams, Usage
 from glm53d.server.body import encode, json_response
-from glm53d.server.common import RequestFields, extras
+from glm53d.server.common import RequestFields, cached_object, extras
 from glm53d.server.sampling import Count, not_served, refuse_not_served, to_sampling
 
 
@@ -68,7 +68,7 @@ def usage_object(usage: Usage) -> dict[str, Json]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "completion_tokens_details": completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": cached_object(usage),
     }
 
 

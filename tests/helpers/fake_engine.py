@@ -155,7 +155,7 @@ class FakeStream:
 
         return Finish(
             reason=reason,
-            usage=Usage(5, len(ids), num_reasoning, 2),
+            usage=Usage(5, len(ids), num_reasoning, sum(self._engine.cached), *self._engine.cached),
             matched_id=3 if script.reason is FinishReason.STOP and script.matched_stop is None else None,
             matched_stop=script.matched_stop,
             text=content if plain or is_all_answer else "",
@@ -185,6 +185,7 @@ class FakeEngine:
         self.jobs: list[Job] = []
         self.tokenized: list[Conversation | str] = []
         self.control = self  # its calls stand below, what came is in calls
+        self.cached = (2, 0, 0)  # tokens of each prompt, by tier
         self.calls: list[str] = []
         self.submits_cancelled = 0
 
@@ -260,6 +261,7 @@ class FakeEngine:
         """Two attention-DP ranks, as rows of the board."""
         row = {
             "num_waiting": 0, "num_waiting_tokens": 0, "pages_total": 100, "pages_locked": 2, "pages_owned": 3,
-            "steps": 12, "prefill_tokens": 60, "cached_tokens": 20,
+            "steps": 12, "prefill_tokens": 60, "cached_tokens": 20, "cached_host_tokens": 4, "cached_storage_tokens": 6,
+            "host_pages_used": 7, "host_pages_total": 9, "file_pages_used": 8,
         }  # fmt: skip
         return [{"dp_rank": rank, "num_running": len(self.live) if rank == 0 else 0} | row for rank in range(2)]

@@ -74,6 +74,8 @@ async def test_loads_are_the_boards_rows_and_the_same_in_gateways_words(client):
     assert load["num_used_tokens"] == 5 * 64 and load["max_total_num_tokens"] == 100 * 64
     assert load["token_usage"] == 0.05 and load["cache_hit_rate"] == 0.25
     assert report["aggregate"]["num_used_tokens"] == 2 * 5 * 64
+    assert load["cached_tokens_details"] == {"device": 10, "host": 4, "storage": 6}
+    assert load["host_used_tokens"] == 7 * 64 and load["storage_used_tokens"] == 8 * 64
     short = (await client.get("/get_load")).json
     assert short[1] == {"dp_rank": 1, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 320}
     assert (await client.get("/loads")).status == 404

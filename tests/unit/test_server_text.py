@@ -71,6 +71,7 @@ async def test_generate_answers_text_ids_and_latencies(client):
         "prompt_tokens": 5,
         "completion_tokens": 6,
         "cached_tokens": 2,
+        "cached_tokens_details": {"device": 2, "host": 0, "storage": 0},
         "queue_time": 1e-4,
         "first_token_latency": 1e-3,
         "decode_throughput": pytest.approx(5 / 0.01),
@@ -123,3 +124,21 @@ async def test_what_ended_the_text_is_told_in_every_dialect(client, path, stream
         assert last["meta_info"]["finish_reason"].get("matched") == matched
     else:
         assert last["choices"][0]["matched_stop"] == matched
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "prompt_tokens_details"),
+        ("/v1/completions", {"prompt": "x"}, "prompt_tokens_details"),
+        ("/v1/responses", {"input": "x"}, "input_tokens_details"),
+    ],
+)
+async def test_cached_tokens_are_told_apart_by_tier_when_a_slower_one_gave_some(client, path, body, where):
+    """[R27] Anthropic's usage has no place for that; /generate always has it."""
+    by_tier = {"device": 1, "host": 2, "storage": 1}
+    client.engine.cached = tuple(by_tier.values())
+    usage = (await client.post(path, body)).json["usage"]
+    assert usage[where] == {"cached_tokens": 4, "cached_tokens_details": by_tier}
+    meta = (await client.post(NATIVE, {"text": "x"})).json["meta_info"]
+    assert (meta["cached_tokens"], meta["cached_tokens_details"]) == (4, by_tier)
