@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,20 @@ async def chat(http: aiohttp.ClientSession, url: str) -> int:
         return 0
 
 
+async def fate(stream: aiohttp.ClientResponse) -> str:
+    """What becomes of a stream that has no end of its own, as far as can be seen."""
+    end, seen = time.monotonic() + 5, b""
+    try:
+        while time.monotonic() < end:
+            line = await asyncio.wait_for(stream.content.readline(), 5)
+            if not line:
+                return "told of an error" if b'"error"' in seen else "ended as if it were whole"
+            seen = seen[-1000:] + line
+    except aiohttp.ClientError:
+        return "cut"
+    return "going on"
+
+
 async def finished(http: aiohttp.ClientSession, worker: Daemon) -> list[int]:
     """Prompt tokens that each attention-DP rank of a worker has computed or found."""
     async with http.get(worker.url + "/get_loads") as answer:
@@ -89,6 +104,9 @@ async def check(name: str, folder: Path, logs: Path) -> list[tuple[str, bool]]:
                 workers[0].kill_all()
                 statuses = [await chat(http, url) for _ in range(8)]
                 seen.append(("when it is killed, chats are answered by the other", set(statuses) == {200}))
+                fates = Counter(await asyncio.gather(*(fate(stream) for stream in streams)))
+                good = 0 < fates["going on"] < len(streams) and not fates["ended as if it were whole"]
+                seen.append((f"and of the streams its own alone have ended: {dict(fates)}", good))
                 for stream in streams:
                     stream.close()
     finally:

@@ -6,9 +6,13 @@ from glm53d.errors import NotReady, Overloaded
 from tests.helpers.http import client_of_fake_engine, raw_post
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 KEY = {"Authorization": "Bearer k"}
 HI = [{"role": "user", "content": "hi"}]
-BODIES = {CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"}}
+BODIES = {
+    CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 5}, RESPONSES: {"input": "hi"},
+}  # fmt: skip
 
 # What sglang-router writes into every body, whatever the client sent.
 ADDED = {
@@ -18,6 +22,11 @@ ADDED = {
         "stream_reasoning": True, "return_hidden_states": False,
     },
     TEXT: {"model": "unknown", "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0},
+    MESSAGES: {"model": "unknown", "stream": False},
+    RESPONSES: {
+        "model": "unknown", "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0,
+        "priority": 0, "stream": None,
+    },
     NATIVE: {
         "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False, "return_entropy": False,
         "stream": False, "return_logprob": False, "return_hidden_states": False,

@@ -11,6 +11,8 @@ from tests.helpers.http import Client, client_of_fake_engine
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+    "/v1/responses": {"input": "hi"},
     "/generate": {"text": "hi"},
 }
 OVERRIDE = "x-override-routed-dp-rank"
