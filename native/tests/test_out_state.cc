@@ -126,6 +126,25 @@ static void all_python_hands_over_every_phase() {
   CHECK(pieces(out) == "[7]|a|[6]|" && !out.framed() && out.streamed() && out.reasoning_tokens() == 3);
 }
 
+static void a_token_comes_behind_the_text_that_its_bytes_complete() {
+  OutSpec spec;
+  spec.starts_in_reasoning = spec.all_python = spec.with_logprobs = true;
+  OutState out(vocab(), markup(), spec);
+  const auto say = [&](std::vector<int32_t> ids, size_t held = 0) {
+    std::vector<Logprob> rows;
+    for (const int32_t id : ids) rows.insert(rows.end(), {{id, -1.0f}, {-1, 0.0f}});
+    CHECK(out.feed(ids, held, rows) == 0);
+    return pieces(out);
+  };
+  out.feed_prompt(1, std::vector<Logprob>{{kBlank, 0.0f}});
+  CHECK(say({kA, kFirst}) == "<3>|a|<0>|");
+  CHECK(say({kSecond}) == "é|<1>|<2>|");
+  CHECK(say({kFirst, kThinkEnd}) == "\uFFFD|<1>|[7]|<7>|");  // nothing goes on behind a tag
+  CHECK(say({kA, kA}, 1) == "a|<0>|");
+  out.finish(true);  // what is held never shows, and its token comes
+  CHECK(pieces(out) == "<0>|");
+}
+
 int main() {
   a_phase_is_entered_and_left_once();
   a_turn_without_text_enters_and_leaves_only_where_it_began();
@@ -133,4 +152,5 @@ int main() {
   what_is_held_may_span_a_border_and_a_tag_is_held_whole();
   a_character_does_not_go_on_behind_a_tag();
   all_python_hands_over_every_phase();
+  a_token_comes_behind_the_text_that_its_bytes_complete();
 }
