@@ -20,14 +20,14 @@ PENALTIES = [
 SEEDED = {"temperature": 0.9, "top_p": 0.95}
 
 
-def served(folder: Path, num_pages: int = 128, **scheduler: int) -> ServedWorld:
+def served(folder: Path, num_pages: int = 128, max_in_flight: int = 1, **scheduler: int) -> ServedWorld:
     config = Config(
         model=Model(path=str(folder), max_context_len=128, q_kv_norm_eps=1e-6),
         kv=Kv(page_size=2, num_pages=num_pages),
         scheduler=Scheduler(**({"max_running_requests": 4, "max_step_tokens": 24} | scheduler)),
         speculation=Speculation(num_draft_tokens=0),
     )
-    return ServedWorld(Alone(), config, ModelConfig.load(folder).vocab_size)
+    return ServedWorld(Alone(), config, ModelConfig.load(folder).vocab_size, max_in_flight=max_in_flight)
 
 
 def penalised(
@@ -77,6 +77,8 @@ def test_answers_are_the_same_alone_in_company_and_after_retractions(sampling, t
     assert serve(crowded, 2, NUM_NEW, **sampling) == expected and crowded.sched.counters.retracted
     queued = served(tmp_path, max_biased_requests=1)
     assert serve(queued, 2, NUM_NEW, **sampling) == expected
+    overlapped = served(tmp_path, num_pages=46, max_in_flight=2)
+    assert serve(overlapped, 2, NUM_NEW, **sampling) == expected
     alone = served(tmp_path)
     for handle, prompt in together.prompts.items():
         alone.send(handle, prompt, NUM_NEW + 2 * handle, seed=handle, **sampling)
@@ -86,11 +88,11 @@ def test_answers_are_the_same_alone_in_company_and_after_retractions(sampling, t
         assert alone.received[handle] == expected[handle - 1]
 
 
-@pytest.mark.parametrize("budget", [0, 1, 5])
-def test_what_was_sampled_and_replaced_by_a_forced_end_of_thinking_is_not_penalised(budget, tmp_path):
+@pytest.mark.parametrize(("budget", "max_in_flight"), [(0, 1), (1, 1), (5, 1), (0, 2), (5, 2)])
+def test_what_was_sampled_and_replaced_by_a_forced_end_of_thinking_is_not_penalised(budget, max_in_flight, tmp_path):
     """Against an answer whose prompt has what came before, as repetition counts both alike."""
     make_checkpoint(tmp_path, 3, eos_token_id=[])
-    world, prompt = served(tmp_path), list(range(1, 30))
+    world, prompt = served(tmp_path, max_in_flight=max_in_flight), list(range(1, 30))
     for handle in range(1, 5):
         world.send(handle, prompt[handle:], 20, thinking_budget=budget, repetition_penalty=1.5)
     while not world.is_idle():

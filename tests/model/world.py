@@ -133,8 +133,9 @@ class ServedWorld(SchedWorld):
     """The real scheduler over real ranks. What it has seen of batches is counted, so that a test can ask for it."""
 
     def __init__(
-        self, ranks: Ranks | Alone, config: Config, vocab: int, *, graphs: bool = False, grammars: Grammars | None = None
-    ):
+        self, ranks: Ranks | Alone, config: Config, vocab: int, *, graphs: bool = False,
+        grammars: Grammars | None = None, max_in_flight: int = 1,
+    ):  # fmt: skip
         max_running = config.scheduler.max_running_requests
         self.ranks = ranks
         self.loaded = ranks.load(config, max_running, vocab, graphs=graphs)[0]
@@ -147,6 +148,7 @@ class ServedWorld(SchedWorld):
             max_running=max_running,
             max_step_tokens=config.scheduler.max_step_tokens,
             max_biased=config.scheduler.max_biased_requests,
+            max_in_flight=max_in_flight,
             num_draft_tokens=config.speculation.num_draft_tokens,
             grammars=grammars,
             tiers=tier_limits(config, self.loaded),
