@@ -47,7 +47,7 @@ static std::string pieces(OutState& out) {
   PieceReader::read(
       data, [&](std::string_view text) { shown += std::string(text) + "|"; },
       [&](int32_t id) { shown += "[" + std::to_string(id) + "]|"; },
-      [&](bool, std::span<const Logprob> row) { shown += "<" + std::to_string(row[0].id) + ">|"; });
+      [&](bool, std::span<const Logprob> row) { shown.append("<").append(std::to_string(row[0].id)).append(">|"); });
   return shown;
 }
 
