@@ -85,7 +85,7 @@ test-sanitized: venv
 
 bench: venv
 	$(BIN)/python -m bench.e2e $(ARGS)
-	for part in ring tree encode next_batch render decode pump parse; do $(BIN)/python -m bench.micro.$$part || exit 1; done
+	for part in ring tree encode next_batch render decode pump parse mask; do $(BIN)/python -m bench.micro.$$part || exit 1; done
 
 # Random and mutated input against the parts that read what others wrote, for as long as the long profile takes.
 fuzz: venv
