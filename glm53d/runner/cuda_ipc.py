@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag there is
 PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
+CLOSE_TIMEOUT_S = 2.0  # the others' end may be a collective that never ends, because we are the one that fails
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -147,7 +148,10 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         """See Driver."""
-        torch.cuda.synchronize(self._device)
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            raise DriverRefusal(str(error)) from None
 
     def _call(self, name: str, *args: int | bytes) -> int:
         cupy = _cupy()
@@ -223,14 +227,14 @@ class CudaMailbox:
 
     def close(self) -> None:
         """See Mailbox. Close what is others', meet, free what is ours; tensors of it are dead then."""
-        self._driver.synchronize()
-        for address in self._opened:
-            self._driver.close(address)
         try:
-            meet(self, self._rank, self._num_ranks)
+            self._driver.synchronize()
+            for address in self._opened:
+                self._driver.close(address)
+            meet(self, self._rank, self._num_ranks, CLOSE_TIMEOUT_S)
             self._driver.free(self._address)
-        except Glm53dError as error:
-            log.warning("GPU memory stays until this process ends, as others may have it open: %s", error.message)
+        except (Glm53dError, DriverRefusal) as error:
+            log.warning("GPU memory stays until this process ends, as others may have it open: %s", error)
         self._ends.signals.close()
 
 

@@ -8,6 +8,7 @@ what is waited for so is rare on a GPU (a page copy), and of two kernels that wa
 runs at a time.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,7 +22,6 @@ from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
 
 SPIN_NS = 20_000
-WAIT_NS = 1_000_000_000
 ID_BYTES = 8
 
 
@@ -31,20 +31,25 @@ class Signal:
     def __init__(self, signals: Signals, rank: int, timeout_s: float):
         self._signals, self._rank = signals, rank
         self._num_told = self._num_heard = 0
-        self._num_waits = int(timeout_s * 1e9) // WAIT_NS + 1
+        self._timeout_s = timeout_s
 
     def tell(self) -> None:
         """All that we wrote before is there for the other to read; all that we read is the other's to overwrite."""
         self._num_told += 1
         self._signals.set(self._rank, self._num_told)
 
-    def wait(self) -> None:
-        """Until the other has told us once more. Raises PeerGone when it is gone, EngineError when it does not."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until the other has told us once more. Raises PeerGone when it is gone, EngineError when it does not in time.
+
+        timeout_s: other than the usual one.
+        """
         self._num_heard += 1
-        for _ in range(self._num_waits):
-            if self._signals.wait(self._rank, self._num_heard, SPIN_NS, WAIT_NS):
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        while (left := deadline_ns - time.monotonic_ns()) > 0:
+            if self._signals.wait(self._rank, self._num_heard, SPIN_NS, left):
                 return
-        raise EngineError(f"rank {self._rank} did not answer in {self._num_waits} s")
+        raise EngineError(f"rank {self._rank} did not answer within {timeout_s:g} s")
 
 
 class Mailbox(Protocol):
@@ -99,13 +104,13 @@ class ShmMailbox:
         self._ends.signals.close()
 
 
-def meet(mailbox: Mailbox, rank: int, num_ranks: int) -> None:
-    """Until all ranks have come here: what each wrote before, all can read behind."""
+def meet(mailbox: Mailbox, rank: int, num_ranks: int, timeout_s: float | None = None) -> None:
+    """Until all ranks have come here: what each wrote before, all can read behind. Raises as Signal.wait does."""
     others = [mailbox.signal(other) for other in range(num_ranks) if other != rank]
     for signal in others:
         signal.tell()
     for signal in others:
-        signal.wait()
+        signal.wait(timeout_s)
 
 
 class IdExchange:
