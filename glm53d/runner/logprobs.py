@@ -33,10 +33,8 @@ class Asked:
 
     @classmethod
     def of(cls, rows: np.ndarray, place: np.ndarray, logits: Tensor, ids: Tensor, top: int, num_ids: int) -> "Asked":
-        """Args: logits: [n, vocab_size] float32. ids: [n] int64. top: how many of the first num_ids ids to name."""
+        """Args: logits: [n, vocab_size] float32, n above 0. ids: [n] int64. top: how many of the first num_ids to name."""
         found = [_pairs(logits[part], ids[part], top, num_ids) for part in parts(len(ids), logits.shape[1])]
-        if not found:
-            return cls(rows, place, ids.new_empty(0, 1 + top), logits.new_empty(0, 1 + top))
         return cls(rows, place, torch.cat([pair[0] for pair in found]), torch.cat([pair[1] for pair in found]))
 
 
