@@ -7,7 +7,11 @@ from glm53d.world.plan import layout
 
 def describe(config: Config) -> str:
     """What `glm53d topology` prints: one line per process, one per channel. Starts nothing."""
-    lines = ["process   does", "main      HTTP, text pool, output pump, supervisor"]
+    lines = [
+        "process   does",
+        "main      HTTP, text pool, output pump, supervisor",
+        "checker   tries grammars of requests, in forks of itself that may be killed",
+    ]
     for place in layout(config):
         role = "leader: schedules for all ranks, runs" if place.rank == 0 else "follower: runs"
         lines.append(
