@@ -91,11 +91,14 @@ class Attention:
 
         q = q[:, : self.heads * self.qk_head_dim].unflatten(-1, (self.heads, self.qk_head_dim))
         q_nope, q_rope = q[..., : self.nope_dim], rotate(q[..., self.nope_dim :], angles)
-        out = x.new_empty(len(x), self.heads, self.v_head_dim)
-        for group in chosen:
-            form = self._absorbed if isinstance(group, Gathered) else self._expanded
-            out[group.tokens] = form(q_nope[group.tokens], q_rope[group.tokens], latents, group)
-        return self.ranks.sum_heads(self.w_o(out.flatten(1))), chosen
+        out = [
+            (self._absorbed if isinstance(group, Gathered) else self._expanded)(
+                q_nope[group.tokens], q_rope[group.tokens], latents, group
+            )
+            for group in chosen
+        ]
+        joined = out[0] if len(out) == 1 else torch.cat([x.new_empty(0, self.heads, self.v_head_dim), *out])
+        return self.ranks.sum_heads(self.w_o(joined.flatten(1))), chosen
 
     def _store(self, pool: Rows, rows: Tensor, step: Step) -> Rows:
         """Put this step's rows into the pool; returns where the step's groups find all that they look at."""
@@ -119,7 +122,8 @@ class Attention:
             rows = group.rows(part, pool)
             scores = torch.baddbmm(group.bias(part, q.dtype), q[part], rows.transpose(1, 2), alpha=self.scale)
             latents.append(torch.bmm(scores.softmax(-1), rows[..., : self.kv_lora_rank]))
-        return torch.bmm(torch.cat(latents).transpose(0, 1), self.w_v).transpose(0, 1)
+        latent = latents[0] if len(latents) == 1 else torch.cat(latents)
+        return torch.bmm(latent.transpose(0, 1), self.w_v).transpose(0, 1)
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
         """[queries, heads, v]."""

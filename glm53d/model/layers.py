@@ -63,8 +63,14 @@ class Linear:
             parts = tuple(weight.weight if isinstance(weight, RoundedInput) else weight for _, weight in stretch)
             plain = [part for part in parts if isinstance(part, Tensor)]
             self.stretches.append((group, (torch.cat(plain),) if len(plain) == len(parts) else parts))
+        self.plain: Tensor | None = None  # all weights, where x W^T is all there is to do
+        match self.stretches:
+            case [(0, (Tensor() as weight,))]:
+                self.plain, self.stretches = weight, []
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.plain is not None:
+            return F.linear(x, self.plain)
         if len(self.stretches) == 1 and not self.stretches[0][0]:
             return F.linear(x, _dense(self.stretches[0][1]))
         rounded = {group: dequantise(*quantise(x, group), group).to(x.dtype) for group, _ in self.stretches if group}

@@ -16,6 +16,31 @@ from glm53d.model.layers import Mlp
 from glm53d.model.weights import Checkpoint
 
 
+STACKED_EXPERTS, STACKED_TOKENS = 16, 16  # at most: so many small products cost less than finding whose each one is
+
+
+class Stack:
+    """A few experts as one product of three dimensions. Their own weights become views of it."""
+
+    def __init__(self, experts: list[Mlp], gate_up: list[Tensor], down: list[Tensor]):
+        self.gate_up, self.down = (torch.stack([w.T for w in weights]).contiguous() for weights in (gate_up, down))
+        for i, expert in enumerate(experts):
+            expert.gate_up.plain, expert.down.plain = self.gate_up[i].T, self.down[i].T
+
+    @classmethod
+    def of(cls, experts: list[Mlp]) -> "Stack | None":
+        """None where they are many, or are kept as FP8, or round their inputs."""
+        gate_up = [expert.gate_up.plain for expert in experts if expert.gate_up.plain is not None]
+        down = [expert.down.plain for expert in experts if expert.down.plain is not None]
+        is_plain = len(gate_up) == len(down) == len(experts)
+        return cls(experts, gate_up, down) if is_plain and len(experts) <= STACKED_EXPERTS else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] -> [experts, num_tokens, hidden]: what every expert gives to every token."""
+        gate, up = torch.bmm(x.expand(len(self.gate_up), *x.shape), self.gate_up).chunk(2, -1)
+        return torch.bmm(F.silu(gate) * up, self.down)
+
+
 class Moe:
     """sum of weight * expert(x) over the chosen, plus shared(x).
 
@@ -33,6 +58,7 @@ class Moe:
         self.bias = checkpoint.read_float32(prefix + "gate.e_score_correction_bias")
         part = layout.expert_width_part(config.moe_intermediate_size)
         self.experts = [Mlp(checkpoint, f"{prefix}experts.{i}.", part) for i in range(self.mine.start, self.mine.stop)]
+        self.stack = Stack.of(self.experts)
         width = config.moe_intermediate_size * config.n_shared_experts
         self.shared = Mlp(checkpoint, prefix + "shared_experts.", layout.attn_part("the shared experts' width", width))
 
@@ -52,16 +78,25 @@ class Moe:
         chosen = (scores + self.bias).topk(self.num_chosen, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
         weights = weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20))
-        by_choice = self._of_every_expert(x, chosen) if is_static else self._of_chosen_experts(x, chosen)
+        is_small = self.stack is not None and len(x) <= STACKED_TOKENS
+        form = self._of_every_expert if is_static or is_small else self._of_chosen_experts
+        by_choice = form(x, chosen)
         # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
         return torch.bmm(weights.to(x.dtype)[:, None], by_choice)[:, 0]
 
     def _of_every_expert(self, x: Tensor, chosen: Tensor) -> Tensor:
         """[num_tokens, num_chosen, hidden]: what each chosen expert gives, zeros where it is another rank's."""
-        every = torch.stack([*(expert(x) for expert in self.experts), torch.zeros_like(x)])
+        if self.stack is not None:
+            every = self.stack(x)
+        else:
+            every = torch.stack([expert(x) for expert in self.experts])
+        token = torch.arange(len(x), device=x.device)[:, None]
+        if len(self.experts) == self.num_experts:
+            return every[chosen, token]
+        every = torch.cat([every, torch.zeros_like(x)[None]])
         is_mine = (chosen >= self.mine.start) & (chosen < self.mine.stop)
         at = torch.where(is_mine, chosen - self.mine.start, len(self.experts))
-        return every[at, torch.arange(len(x), device=x.device)[:, None]]
+        return every[at, token]
 
     def _of_chosen_experts(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The same, with tokens sorted by expert, so that each expert is one product over its own."""
