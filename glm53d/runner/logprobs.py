@@ -33,7 +33,7 @@ class Asked:
 
     @classmethod
     def of(cls, rows: np.ndarray, place: np.ndarray, logits: Tensor, ids: Tensor, top: int, num_ids: int) -> "Asked":
-        """Args: logits: [n, vocab_size] float32, n above 0. ids: [n] int64. top: how many of the first num_ids to name."""
+        """Args: logits: [n > 0, vocab_size] float32. ids: [n] int64. top: how many of the first num_ids to name."""
         found = [_pairs(logits[part], ids[part], top, num_ids) for part in parts(len(ids), logits.shape[1])]
         return cls(rows, place, torch.cat([pair[0] for pair in found]), torch.cat([pair[1] for pair in found]))
 
