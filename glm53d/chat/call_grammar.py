@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from glm53d.chat.arguments import STRING, ArgumentKinds, Kinds, encode, to_json
 from glm53d.chat.constraint import Calls, json_value, literal, regex_terminal
 from glm53d.chat.conversation import Json
-from glm53d.chat.schema import TYPES, Budget, Document, followed, name_of, types_of, with_defs
+from glm53d.chat.schema import (
+    TYPES,
+    Budget,
+    Document,
+    followed,
+    name_of,
+    type_of,
+    types_of,
+    types_said,
+    with_defs,
+)
 from glm53d.errors import InvalidRequest
 
 MAX_ARGUMENTS = 64
@@ -179,10 +189,12 @@ class _Reader:
             return {"type": _NO_STRING} if schema else None
         out = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf")}
         if "const" in schema or "enum" in schema:
-            values = [value for value in schema.get("enum", [schema.get("const")]) if not isinstance(value, str)]
+            allowed = types_said(schema) - {"string"}
+            values = schema.get("enum", [schema.get("const")])
+            values = [value for value in values if allowed & {type_of(value), _WIDER.get(type_of(value))}]
             if not values:
                 return None
-            out = {key: value for key, value in out.items() if key != "const"} | {"enum": values}
+            out = {key: value for key, value in out.items() if key not in ("const", "type")} | {"enum": values}
         elif not (kinds := [kind for kind in _NO_STRING if kind in types_of(schema)]):
             return None
         else:
@@ -204,7 +216,7 @@ class _Reader:
         self._budget.take()
         if not isinstance(schema, dict):
             return ("TEXT", False) if schema else None
-        if "string" not in types_of(schema) or "string" not in _said(schema):
+        if "string" not in types_of(schema) or "string" not in types_said(schema):
             return None
         every: list[tuple[str, bool] | None] = []
         if "const" in schema or "enum" in schema:
@@ -236,9 +248,5 @@ class _Reader:
 
 
 _OF_ALL = ("$ref", "allOf", "anyOf", "const", "enum", "maxProperties", "minProperties", "patternProperties")
+_WIDER = {"integer": "number"}
 _NO_STRING = [kind for kind in TYPES if kind != "string"]
-
-
-def _said(schema: Mapping[str, Json]) -> Iterable[str]:
-    kinds = schema.get("type", TYPES)
-    return [kinds] if isinstance(kinds, str) else kinds

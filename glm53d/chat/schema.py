@@ -232,14 +232,20 @@ def name_of(ref: str) -> str:
 def types_of(schema: Mapping[str, Json]) -> frozenset[str]:
     """The types that a schema's own keywords leave."""
     if "const" in schema:
-        return frozenset((_type(schema["const"]),))
+        return frozenset((type_of(schema["const"]),))
     if "enum" in schema:
-        return frozenset(map(_type, schema["enum"]))
+        return frozenset(map(type_of, schema["enum"]))
+    return types_said(schema)
+
+
+def types_said(schema: Mapping[str, Json]) -> frozenset[str]:
+    """Those of its `type`; where it has none, all."""
     said = schema.get("type", TYPES)
     return frozenset([said] if isinstance(said, str) else said)
 
 
-def _type(value: Json) -> str:
+def type_of(value: Json) -> str:
+    """A value's, by its name in JSON Schema."""
     kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
     return kinds.get(type(value), "object")
 

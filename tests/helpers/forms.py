@@ -1,8 +1,16 @@
 """Forms that outputs are held to: JSON schemas and sets of tools, as clients have them. [R35]"""
 
+import random
 from typing import Any
 
 Json = Any
+
+SCHEMA_WORDS = [
+    "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "minProperties",
+    "maxProperties", "items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minLength",
+    "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "anyOf", "oneOf", "allOf", "not",
+    "if", "$ref", "$defs", "definitions", "title", "default",
+]  # fmt: skip
 
 
 def obj(required: str = "", **properties: Json) -> dict[str, Json]:
@@ -378,3 +386,45 @@ TOOL_SETS: dict[str, list[dict[str, Json]]] = {
     ],
     "many": [tool(f"tool_{i}", closed("a", a=SMALL, **{f"b{i}": SHORT})) for i in range(40)],
 }  # fmt: skip
+
+
+def random_schema(rng: random.Random, depth: int = 3, refs: tuple[str, ...] = ()) -> dict[str, Json]:
+    """A schema of the keywords that are served; refs: names in $defs. Nothing may satisfy it."""
+    kinds = ["integer", "number", "string", "enum", "const", *(["$ref"] if refs else [])]
+    kinds += ["array", "object", "object", "anyOf", "oneOf", "allOf"] if depth else []
+    match rng.choice(kinds):
+        case "integer":
+            bound, step = rng.randint(-50, 50), rng.choice([{}, {}, {"multipleOf": rng.choice([2, 3, 10])}])
+            return rng.choice([INT, {"type": "integer", "minimum": bound, "exclusiveMaximum": bound + 200, **step}])
+        case "number":
+            return rng.choice([NUM, {"type": "number", "exclusiveMinimum": -1.5, "maximum": rng.choice([0, 10.5])}])
+        case "string":
+            more = {"format": rng.choice(["date", "uuid", "ipv4", "email", "binary"])}
+            if rng.random() < 0.7:
+                more = {"minLength": rng.randint(0, 3), "maxLength": rng.randint(3, 8)}
+                more |= rng.choice([{}, {"pattern": rng.choice(["^a", "b$", "\\d", "^x*$", "^(a|b)+$"])}])
+            return {"type": "string", **more}
+        case "enum":
+            values = ["a", "b c", 1, 2.5, None, True, "true", "7", [1], {"x": 1}, "", "</think>"]
+            more = rng.choice([{}, {}, {"type": rng.choice(["string", "integer", ["string", "null"]])}])
+            return {"enum": rng.sample(values, rng.randint(1, 4)), **more}
+        case "const":
+            return {"const": rng.choice(["q", 3, None, [1, "z"], False, "null"])}
+        case "$ref":
+            return ref(rng.choice(refs))
+        case "array":
+            first = rng.choice([{}, {"prefixItems": [random_schema(rng, depth - 1, refs)]}])
+            items = random_schema(rng, depth - 1, refs)
+            return arr(items, minItems=rng.randint(0, 2), maxItems=rng.randint(2, 3), **first)
+        case "object":
+            names = rng.sample(["a", "b", "c", "long name", "ü", "$ref"], rng.randint(0, 4))
+            others = rng.choice([{}, {"additionalProperties": rng.choice([False, random_schema(rng, 0, refs)])}])
+            return {
+                "type": "object",
+                "properties": {name: random_schema(rng, depth - 1, refs) for name in names},
+                "required": [name for name in names if rng.random() < 0.5],
+            } | others
+        case word:
+            branches = [random_schema(rng, depth - 1, refs) for _ in range(rng.randint(1, 2 + (word != "allOf")))]
+            more = rng.choice([{}, {}, {"type": rng.choice(["string", "integer", ["object", "null"]])}])
+            return {word: branches, **more}
