@@ -15,7 +15,6 @@ from glm53d.model.groups import RankGroups
 from glm53d.model.layers import Mlp
 from glm53d.model.weights import Checkpoint
 
-
 STACKED_EXPERTS, STACKED_TOKENS = 16, 16  # at most: so many small products cost less than finding whose each one is
 
 
