@@ -8,8 +8,8 @@ Json = Any
 SCHEMA_WORDS = [
     "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "minProperties",
     "maxProperties", "items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minLength",
-    "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "anyOf", "oneOf", "allOf", "not",
-    "if", "$ref", "$defs", "definitions", "title", "default",
+    "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "anyOf", "oneOf", "allOf",
+    "not", "if", "$ref", "$defs", "definitions", "title", "default",
 ]  # fmt: skip
 
 
