@@ -27,6 +27,7 @@ from tests.helpers.sched_world import generate_record
 MS = 1_000_000
 RANKS, PAGE, POOL, CALLS_END, VOCAB = 8, 64, 10_500, 0, 1000
 SYSTEM, FIRST, RESULT, ANSWER, SUB_AGENT = 12_000, 8000, 5300, 444, 4000  # tokens
+ASIDE, DOCUMENT, DOCUMENT_LEN = -1, -2, 20_000  # numbers of turns: a sub-agent's, a document's
 TOOL_MS = (200, 20_000)  # how long a tool works
 
 
@@ -35,7 +36,7 @@ class Turn:
     """One request, and what is measured of it."""
 
     session: int
-    number: int  # of the session's turns; -1: a sub-agent's
+    number: int  # of the session's turns, or what else it is
     sent_ns: int
     prompt: np.ndarray
     output: list[int] = field(default_factory=list)
@@ -63,8 +64,16 @@ class Node:
     """Eight ranks under one policy."""
 
     def __init__(
-        self, placement: str, sessions: int, turns: int, seed: int = 1, num_pages: int = POOL, ttl_s: int = 300
+        self,
+        placement: str,
+        sessions: int,
+        turns: int,
+        seed: int = 1,
+        num_pages: int = POOL,
+        ttl_s: int = 300,
+        documents_per_s: float = 0.0,
     ):
+        """documents_per_s: prompts of no session, each read once, that come as long as agents are at work."""
         limits = Limits(
             attn_dp_size=RANKS, num_pages=num_pages, page_size=PAGE, max_context_len=num_pages * PAGE, max_running=256,
             max_step_tokens=2048, max_step_area=1 << 30, eos_ids=(CALLS_END,), vocab_size=VOCAB, think_end=1,
@@ -78,10 +87,14 @@ class Node:
         self.arrivals: list[tuple[int, int, Turn]] = []
         self.ttft_ms: list[float] = []
         self.rank_tokens = np.zeros(RANKS)
-        self.prompt_tokens = 0
+        self.prompt_tokens = 0  # of agents
+        self.document_every_ns = int(1e9 / documents_per_s) if documents_per_s else 0
+        self.sessions_left = sessions
         for session in range(1, sessions + 1):
             at = int(self.rng.integers(20_000)) * MS
             self.arrive(Turn(session, 0, at, np.concatenate([self.systems[session % 2], self.words(FIRST)])))
+        if self.document_every_ns:
+            self.arrive(Turn(0, DOCUMENT, 0, self.words(DOCUMENT_LEN)))
 
     def words(self, count: int) -> np.ndarray:
         return self.rng.integers(2, VOCAB, count, np.int32)
@@ -95,12 +108,7 @@ class Node:
         while self.arrivals or self.sched.reqs:
             while self.arrivals and self.arrivals[0][0] <= self.now:
                 _, handle, turn = heapq.heappop(self.arrivals)
-                record = generate_record(
-                    handle, turn.prompt, ANSWER, page_size=PAGE, session=max(0, turn.session), arrival_ns=turn.sent_ns
-                )
-                self.flying[handle] = turn
-                self.prompt_tokens += len(turn.prompt)
-                self.sched.receive(record, self.now)
+                self.send(handle, turn)
             batch = self.sched.next_batch(self.now)
             if batch is None:
                 self.now = max(self.now, self.arrivals[0][0])
@@ -115,6 +123,19 @@ class Node:
             seconds=self.now / 1e9,
         )
 
+    def send(self, handle: int, turn: Turn) -> None:
+        is_document = turn.number == DOCUMENT
+        record = generate_record(
+            handle, turn.prompt, 1 if is_document else ANSWER, page_size=PAGE, session=max(0, turn.session),
+            arrival_ns=turn.sent_ns,
+        )  # fmt: skip
+        self.flying[handle] = turn
+        self.sched.receive(record, self.now)
+        if not is_document:
+            self.prompt_tokens += len(turn.prompt)
+        elif self.sessions_left:
+            self.arrive(Turn(0, DOCUMENT, turn.sent_ns + self.document_every_ns, self.words(DOCUMENT_LEN)))
+
     def step(self, batch: Batch) -> None:
         """What ranks do, and the time it takes."""
         rows = np.bincount(batch.row_dp_rank[(batch.row_flags & ROW_FEED) != 0], minlength=RANKS)
@@ -127,7 +148,7 @@ class Node:
             req = self.sched.slots.reqs[batch.row_slot[i]]
             assert req is not None
             turn = self.flying[req.handle]
-            if not turn.output:
+            if not turn.output and turn.number != DOCUMENT:
                 self.ttft_ms.append((self.now - turn.sent_ns) / MS)
             ids[i, 0] = CALLS_END if len(turn.output) == ANSWER - 1 else 2 + len(turn.output) % (VOCAB - 2)
             turn.output.append(int(ids[i, 0]))
@@ -138,6 +159,7 @@ class Node:
 
     def next_turn(self, turn: Turn) -> None:
         """What its client does with the answer."""
+        self.sessions_left -= turn.number + 1 == self.turns
         if turn.number < 0 or turn.number + 1 == self.turns:
             return
         at = self.now + int(self.rng.integers(*TOOL_MS)) * MS
@@ -145,7 +167,7 @@ class Node:
         self.arrive(Turn(turn.session, turn.number + 1, at, prompt))
         if turn.number % 4 == 3:
             prompt = np.concatenate([self.systems[turn.session % 2], self.words(SUB_AGENT)])
-            self.arrive(Turn(-turn.session, -1, self.now, prompt))
+            self.arrive(Turn(-turn.session, ASIDE, self.now, prompt))
 
 
 def main() -> None:
