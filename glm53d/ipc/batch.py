@@ -25,18 +25,26 @@ and positions follow from the rows and are not sent. Records carry slots, not to
 the device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
-from glm53d.ipc.records import BATCH, LOGPROB, PAGE_MOVE, RESULT, SLOT_INIT, TABLE_INIT, align8, padded
+from glm53d.ipc.records import BATCH, LOGPROB, PAGE_MOVE, RESULT, SLOT_INIT, TABLE_INIT, Packer, align8, padded
 
 I32, F32 = np.dtype(np.int32), np.dtype(np.float32)
+_head = Packer(BATCH)
 
 
-def _empty(dtype: np.dtype = I32) -> np.ndarray:
-    return np.empty(0, dtype)
+def _empty(dtype: np.dtype = I32) -> Callable[[], np.ndarray]:
+    """Gives the same array to every batch, as most parts of most batches are empty; nobody writes to it."""
+    array = np.empty(0, dtype)
+    array.flags.writeable = False
+    return lambda: array
+
+
+_NONE, _NO_MASKS = _empty(), _empty()().reshape(0, 0)
 
 
 class Mode(IntEnum):
@@ -52,33 +60,33 @@ class Batch:
 
     step: int
     world_id: int
-    row_slot: np.ndarray = field(default_factory=_empty)
-    row_dp_rank: np.ndarray = field(default_factory=_empty)
-    row_prefix_len: np.ndarray = field(default_factory=_empty)
-    row_extend_len: np.ndarray = field(default_factory=_empty)
-    row_flags: np.ndarray = field(default_factory=_empty)
-    input_ids: np.ndarray = field(default_factory=_empty)  # [num_tokens]; -1 in a ROW_FEED row
-    inits: np.ndarray = field(default_factory=lambda: _empty(SLOT_INIT))
-    run_slot: np.ndarray = field(default_factory=_empty)
-    run_start: np.ndarray = field(default_factory=_empty)
-    run_count: np.ndarray = field(default_factory=_empty)
-    pages: np.ndarray = field(default_factory=_empty)  # [sum(run_count)]
-    dp_num_tokens: np.ndarray = field(default_factory=_empty)  # [attn_dp_size]: that each computes
-    tables: np.ndarray = field(default_factory=lambda: _empty(TABLE_INIT))
-    bias_row: np.ndarray = field(default_factory=_empty)
-    bias_id: np.ndarray = field(default_factory=_empty)
-    bias: np.ndarray = field(default_factory=lambda: _empty(F32))
-    said_row: np.ndarray = field(default_factory=_empty)
-    said_id: np.ndarray = field(default_factory=_empty)
-    said: np.ndarray = field(default_factory=_empty)
-    top_logprobs: np.ndarray = field(default_factory=_empty)  # [num_rows] or [0]
-    targets: np.ndarray = field(default_factory=_empty)  # [num_tokens] or [0]
-    moves: np.ndarray = field(default_factory=lambda: _empty(PAGE_MOVE))
-    mask_row: np.ndarray = field(default_factory=_empty)  # ascending
+    row_slot: np.ndarray = field(default_factory=_NONE)
+    row_dp_rank: np.ndarray = field(default_factory=_NONE)
+    row_prefix_len: np.ndarray = field(default_factory=_NONE)
+    row_extend_len: np.ndarray = field(default_factory=_NONE)
+    row_flags: np.ndarray = field(default_factory=_NONE)
+    input_ids: np.ndarray = field(default_factory=_NONE)  # [num_tokens]; -1 in a ROW_FEED row
+    inits: np.ndarray = field(default_factory=_empty(SLOT_INIT))
+    run_slot: np.ndarray = field(default_factory=_NONE)
+    run_start: np.ndarray = field(default_factory=_NONE)
+    run_count: np.ndarray = field(default_factory=_NONE)
+    pages: np.ndarray = field(default_factory=_NONE)  # [sum(run_count)]
+    dp_num_tokens: np.ndarray = field(default_factory=_NONE)  # [attn_dp_size]: that each computes
+    tables: np.ndarray = field(default_factory=_empty(TABLE_INIT))
+    bias_row: np.ndarray = field(default_factory=_NONE)
+    bias_id: np.ndarray = field(default_factory=_NONE)
+    bias: np.ndarray = field(default_factory=_empty(F32))
+    said_row: np.ndarray = field(default_factory=_NONE)
+    said_id: np.ndarray = field(default_factory=_NONE)
+    said: np.ndarray = field(default_factory=_NONE)
+    top_logprobs: np.ndarray = field(default_factory=_NONE)  # [num_rows] or [0]
+    targets: np.ndarray = field(default_factory=_NONE)  # [num_tokens] or [0]
+    moves: np.ndarray = field(default_factory=_empty(PAGE_MOVE))
+    mask_row: np.ndarray = field(default_factory=_NONE)  # ascending
     # [len(mask_row), words]: bit i of word w says that id 32 w + i is legal
-    masks: np.ndarray = field(default_factory=lambda: _empty().reshape(0, 0))
+    masks: np.ndarray = field(default_factory=lambda: _NO_MASKS)
     mode: Mode = field(default=Mode.DP, kw_only=True)
-    wait_us: int = field(default=0, kw_only=True)  # how long its result may wait for a file: there is nothing to compute
+    wait_us: int = field(default=0, kw_only=True)  # how long its result may wait for a file: nothing is computed
 
     @property
     def num_rows(self) -> int:
@@ -90,16 +98,16 @@ class Batch:
 
     def encode(self) -> bytes:
         """The record as it stands in the batch ring."""
-        head = np.zeros((), BATCH)
-        head["step"], head["world_id"] = self.step, self.world_id
-        head["num_rows"], head["num_tokens"] = self.num_rows, self.num_tokens
-        head["num_inits"], head["num_runs"], head["num_pages"] = len(self.inits), len(self.run_slot), len(self.pages)
-        head["attn_dp_size"], head["mode"] = len(self.dp_num_tokens), self.mode
-        head["num_tables"], head["num_bias"], head["num_said"] = len(self.tables), len(self.bias), len(self.said)
-        head["num_top_logprobs"], head["num_targets"] = len(self.top_logprobs), len(self.targets)
-        head["num_moves"], head["wait_us"] = len(self.moves), self.wait_us
-        head["num_masks"], head["mask_words"] = self.masks.shape
-        return b"".join([head.tobytes(), *(padded(array.tobytes()) for array in self._tail())])
+        num_masks, mask_words = self.masks.shape
+        head = _head(
+            step=self.step, world_id=self.world_id, num_rows=self.num_rows, num_tokens=self.num_tokens,
+            num_inits=len(self.inits), num_runs=len(self.run_slot), num_pages=len(self.pages),
+            num_tables=len(self.tables), num_bias=len(self.bias), num_said=len(self.said),
+            attn_dp_size=len(self.dp_num_tokens), mode=self.mode, num_top_logprobs=len(self.top_logprobs),
+            num_targets=len(self.targets), num_moves=len(self.moves), wait_us=self.wait_us,
+            num_masks=num_masks, mask_words=mask_words,
+        )  # fmt: skip
+        return b"".join([head, *(padded(array.tobytes()) for array in self._tail() if array.size)])
 
     def _tail(self) -> list[np.ndarray]:
         return [
@@ -112,26 +120,26 @@ class Batch:
     @classmethod
     def decode(cls, data: bytes | np.ndarray) -> "Batch":
         """Inverse of encode. The arrays are views of data."""
-        head = np.frombuffer(data, BATCH, 1)[0]
-        rows, runs = int(head["num_rows"]), int(head["num_runs"])
-        tables, bias, said = int(head["num_tables"]), int(head["num_bias"]), int(head["num_said"])
-        masks = int(head["num_masks"])
-        lengths = [rows, rows, rows, rows, rows, int(head["num_tokens"]), int(head["num_inits"]), runs, runs, runs,
-                   int(head["num_pages"]), int(head["attn_dp_size"]), tables, bias, bias, bias, said, said, said,
-                   int(head["num_top_logprobs"]), int(head["num_targets"]), int(head["num_moves"]),
-                   masks, masks * int(head["mask_words"])]  # fmt: skip
+        head = _head.unpack(data if isinstance(data, bytes) else data.data)
+        rows, runs, tables, bias, said, masks = (
+            head[f"num_{name}"] for name in ("rows", "runs", "tables", "bias", "said", "masks")
+        )
+        lengths = [rows, rows, rows, rows, rows, head["num_tokens"], head["num_inits"], runs, runs, runs,
+                   head["num_pages"], head["attn_dp_size"], tables, bias, bias, bias, said, said, said,
+                   head["num_top_logprobs"], head["num_targets"], head["num_moves"],
+                   masks, masks * head["mask_words"]]  # fmt: skip
         arrays, offset = [], BATCH.itemsize
-        for i, length in enumerate(lengths):
-            dtype = _DTYPES.get(i, I32)
-            arrays.append(np.frombuffer(data, dtype, length, offset))
-            offset += align8(length * dtype.itemsize)
-        arrays[-1] = arrays[-1].reshape(masks, int(head["mask_words"]))
-        mode, wait_us = Mode(int(head["mode"])), int(head["wait_us"])
-        return cls(int(head["step"]), int(head["world_id"]), *arrays, mode=mode, wait_us=wait_us)
+        for length, empty in zip(lengths, _EMPTIES, strict=True):
+            if length:
+                arrays.append(np.frombuffer(data, empty.dtype, length, offset))
+                offset += align8(length * empty.itemsize)
+            else:
+                arrays.append(empty)
+        arrays[-1] = arrays[-1].reshape(masks, head["mask_words"])
+        return cls(head["step"], head["world_id"], *arrays, mode=Mode(head["mode"]), wait_us=head["wait_us"])
 
 
-_DTYPES = {6: SLOT_INIT, 12: TABLE_INIT, 15: F32, 21: PAGE_MOVE}
-"""Of arrays in a batch's tail, where it is not int32, by place."""
+_EMPTIES = Batch(0, 0)._tail()
 
 
 @dataclass(slots=True, eq=False)
@@ -166,8 +174,8 @@ class StepResult:
     start_ns: int = 0
     end_ns: int = 0
     logprobs: Logprobs | None = None
-    done: np.ndarray = field(default_factory=_empty)
-    failed: np.ndarray = field(default_factory=_empty)
+    done: np.ndarray = field(default_factory=_NONE)
+    failed: np.ndarray = field(default_factory=_NONE)
 
     def encode(self, world_id: int) -> bytes:
         """The record as it stands in a result ring."""

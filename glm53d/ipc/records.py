@@ -112,7 +112,7 @@ ROW_SAMPLE, ROW_FEED = 1, 2
 class Packer:
     """Makes records of one kind from fields by name, in one call, and reads them; a field that is not named is 0.
 
-    For what is made once per request: numpy writes and reads the fields of a scalar record one by one, each a call.
+    For what is made once per request or step: numpy writes and reads a scalar record's fields one by one, each a call.
     """
 
     def __init__(self, dtype: np.dtype):
@@ -128,7 +128,7 @@ class Packer:
         assert fields.keys() <= set(self._names), fields.keys() - set(self._names)
         return self._struct.pack(*map(fields.get, self._names, self._zeros))
 
-    def unpack(self, data: bytes) -> dict[str, Any]:
+    def unpack(self, data: bytes | memoryview) -> dict[str, Any]:
         """The fields of the record that data begins with: int, or float. Raises struct.error when it is too short."""
         return dict(zip(self._names, self._struct.unpack_from(data), strict=True))
 

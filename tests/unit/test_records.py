@@ -101,6 +101,14 @@ def test_a_batch_and_a_result_survive_encoding():
     np.testing.assert_array_equal(found.pairs, pairs, strict=True)
 
 
+def test_parts_that_a_batch_does_not_have_are_nobodys_to_write_to_and_take_no_room():
+    batch = Batch(9, WORLD)
+    assert len(batch.encode()) == records.BATCH.itemsize
+    parts = Batch.decode(batch.encode())._tail() + batch._tail()
+    assert len(parts) == 2 * (len(Batch.__slots__) - 4)
+    assert not any(part.size or part.flags.writeable for part in parts)
+
+
 def test_wrong_arguments_raise_and_leave_the_ring_as_it_was():
     segment = _native.Segment.create("test", _native.ring_segment_bytes(RING_BYTES))
     _native.ring_init(segment, WORLD)
