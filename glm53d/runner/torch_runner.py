@@ -99,6 +99,7 @@ class TorchRunner:
         self._mailbox: Mailbox | None = None
         self._driver: Driver | None = CudaDriver(self.device) if self.device.type == "cuda" else None
         self._upload: Upload | None = None
+        self._copies: KvCopies | None = None
         on_gpu = self.device.type == "cuda"
         self.graph_backend: Backend | None = CudaGraphs() if on_gpu and config.engine.graphs else None
         self._launched: deque[Launched] = deque()
@@ -176,7 +177,7 @@ class TorchRunner:
         tiers = self.config.cache
         num_host_pages = host_pages(tiers.host_bytes, sum(shape.page_bytes))
         storage = Path(tiers.storage_path) if tiers.storage_path else None
-        self.copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout)
+        self._copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout)
         progress("kv cache", 100)
         return Loaded(
             num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read, num_host_pages,
@@ -191,7 +192,8 @@ class TorchRunner:
             self.sampler.init_slots(batch)
         if len(batch.run_slot):
             self.cache.append_pages(batch.run_slot, batch.run_start, batch.run_count, batch.pages)
-        self.copies.begin_step(batch.moves)
+        assert self._copies is not None, "load comes first"
+        self._copies.begin_step(batch.moves)
         rows = Rows.of(batch, self.layout)
         samples, num_accepted, asked = self._run(batch, rows)
         top = batch.top_logprobs.copy()
@@ -208,15 +210,17 @@ class TorchRunner:
         counts[owned] = launched.num_accepted.cpu().numpy()[owned[sampled]] + 1
         ids[owned] = launched.samples.cpu().numpy()[owned[sampled]]
         found = logprobs.collect(launched.asked, launched.top_logprobs, counts)
-        done, failed = self.copies.ended(launched.wait_us)
+        assert self._copies is not None
+        done, failed = self._copies.ended(launched.wait_us)
         return StepResult(
             launched.step, counts, ids, launched.start_ns, time.monotonic_ns(), found, done, failed
         )
 
     def close(self) -> None:
-        """Drop steps not collected and leave the world. The memory goes with this object."""
+        """Drop steps not collected and leave the world, however far load came. The memory goes with this object."""
         self._launched.clear()
-        self.copies.close()
+        if self._copies is not None:
+            self._copies.close()
         if self._upload is not None:
             self._upload.close()
         if self._mailbox is not None:

@@ -55,6 +55,14 @@ def test_what_it_cannot_do_is_refused_at_start_with_the_field(sections, message)
     assert message in raised.value.message
 
 
+def test_a_runner_that_did_not_load_can_be_closed():
+    """As a rank does whose checkpoint is refused: its last words are the refusal, not a second error."""
+    runner = TorchRunner(Config(model=Model(max_context_len=1 << 20)), 0, 4, TOKENIZER_SIZE)
+    with pytest.raises(StartError):
+        runner.load(lambda phase, percent: None)
+    runner.close()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 def test_cuda_that_is_not_there_is_refused():
     with pytest.raises(StartError, match=r"engine\.device"):
