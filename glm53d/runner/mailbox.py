@@ -114,9 +114,10 @@ def meet(mailbox: Mailbox, rank: int, num_ranks: int, timeout_s: float | None = 
 
 
 class IdExchange:
-    """What the owners of rows have sampled, to every rank, on the CPU: a step's inputs of the step after.
+    """What the owners of rows have sampled, to every rank, on the CPU: the inputs of the step after.
 
-    Each has two rooms and takes them in turn. Who writes a room again has met all ranks since, so they have read it.
+    gloo's all-gather of as many ids took 3 to 8 times as long, with 2 and 4 ranks on two busy cores. Each has two rooms
+    and takes them in turn. Who writes a room again has met all ranks since, so they have read it.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, max_ids: int):
