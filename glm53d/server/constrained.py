@@ -94,6 +94,8 @@ def constrain(
     calls = None
     if offered is not None and offered.tools:
         choice = offered.choice
+        if in_chat and engine.config.grammar.auto_calls:
+            offered = replace(offered, tools=tuple(replace(tool, is_free=False) for tool in offered.tools))
         if not in_chat:
             if offered.has_form:
                 raise InvalidRequest(f"`{choice.param}`: this template's answers are not parsed.", choice.param)

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from glm53d.config import Config, Engine, Model, Parallel, Server, Template
+from glm53d.config import Config, Engine, Grammar, Model, Parallel, Server, Template
 from glm53d.server.app import serve
 from tests.helpers.fake_engine import FakeEngine
 
@@ -101,6 +101,7 @@ async def client_of_fake_engine(
     model: Model | None = None,
     parallel: Parallel | None = None,
     template: Template | None = None,
+    grammar: Grammar | None = None,
     **server: Any,
 ) -> AsyncIterator[Client]:
     """A client of a fresh server; whole sections of its config, and by keyword fields of [server]."""
@@ -110,6 +111,7 @@ async def client_of_fake_engine(
         model=model or Model(),
         parallel=parallel or Parallel(),
         template=template or Template(),
+        grammar=grammar or Grammar(),
     )
     fake = FakeEngine(config)
     http = await serve(fake, config)

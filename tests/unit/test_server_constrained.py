@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glm53d.config import Template
+from glm53d.config import Grammar, Template
 from glm53d.front.job import SamplingParams
 from tests.helpers.fake_engine import ADDED
 from tests.helpers.forms import BOOL, INT, STR, closed
@@ -142,6 +142,13 @@ async def test_a_strict_tool_is_a_grammar_of_turns_that_may_say_something(client
     assert (grammar.param, grammar.after_thinking) == ("tools", True)
     assert grammar.text.startswith("start: PROSE (call PROSE)*\n")
     assert '"text"' in grammar.text and '"loud"' not in grammar.text
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_where_the_server_is_set_so_all_tools_are_strict(path):
+    async with client_of_fake_engine(grammar=Grammar(auto_calls=True)) as client:
+        grammar = (await sampling_of(client, path, **tools(path, say=SAY))).grammar
+        assert grammar.text.startswith("start: PROSE (call PROSE)*\n") and '"text"' in grammar.text
 
 
 @pytest.mark.parametrize("path", CHATS)
