@@ -122,6 +122,12 @@ class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
 
 
+class GrammarFailed(EngineError):
+    """The output cannot go on in the form that was asked for."""
+
+    code = "grammar_failed"
+
+
 class IpcError(EngineError):
     """A shared-memory channel cannot be used."""
 

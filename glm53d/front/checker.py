@@ -72,7 +72,8 @@ def _fork(text: bytes, compiler: Compiler, cpu_s: float) -> tuple[int, int]:
 
 
 def _limit(cpu_s: float) -> None:
-    """From here on the kernel ends this process where it takes too much."""
+    """From here on the kernel ends this process where it takes too much, and prefers others to it."""
+    os.nice(10)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # counts CPU time: a busy machine makes no grammar a bad one
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGESIZE") + _MEMORY_BYTES

@@ -72,7 +72,9 @@ class GrammarCheck:
         key = blake2b(grammar.text.encode(), digest_size=16).digest()
         if (verdict := self._verdicts.pop(key, None)) is None:
             if key not in self._trying:
-                self._trying[key] = asyncio.get_running_loop().create_task(self._try(key, grammar.text.encode()))
+                task = asyncio.get_running_loop().create_task(self._try(key, grammar.text.encode()))
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
+                self._trying[key] = task
             # Others may wait for the same text: whoever is cancelled leaves alone.
             verdict = await asyncio.shield(self._trying[key])
         self._verdicts[key] = verdict

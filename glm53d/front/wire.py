@@ -6,7 +6,7 @@ import numpy as np
 
 from glm53d._native import TokenLogprob
 from glm53d.config import Config
-from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
+from glm53d.errors import DeadlineExceeded, EngineError, GrammarFailed, QueueTimeout
 from glm53d.front.job import Finish, Job, Pieces, SamplingParams, Usage
 from glm53d.front.prompt import Prompt
 from glm53d.ipc.records import (
@@ -31,7 +31,7 @@ from glm53d.ipc.records import (
 
 PROBE_RID = "health-probe"
 
-_FAILED: dict[str, type[EngineError]] = {kind.code: kind for kind in (DeadlineExceeded, QueueTimeout)}
+_FAILED: dict[str, type[EngineError]] = {kind.code: kind for kind in (DeadlineExceeded, GrammarFailed, QueueTimeout)}
 """What the scheduler calls by a code; anything else it says is an EngineError."""
 
 _pack_generate = Packer(GENERATE)

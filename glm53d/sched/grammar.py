@@ -20,7 +20,7 @@ from llguidance import LLExecutor
 from glm53d.errors import InvalidRequest
 from glm53d.grammar.compiler import Compiled, Compiler, Matcher
 
-FAILED = "grammar_failed: the output cannot go on in the form that was asked for: "
+FAILED = "grammar_failed: The output cannot go on in the form that was asked for: "
 
 
 class Pool(Protocol):

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 COLLECT = Packer(CONTROL)(op=ControlOp.COLLECT)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
-MASKS_WAIT_S = 0.0005  # where no step overlaps: a row whose mask comes later sits out, and costs the others no more
+# Before a step is planned: whose mask comes later sits it out. With a step in flight the wait costs the others nothing.
+MASKS_WAIT_S = 0.0005
 GRAMMAR_WAIT_S = 0.001  # how often main is listened to while all there is to do is some grammar's job
 BOOKS_EVERY_NS = 1_000_000_000  # the books are checked when idle, but not after each of many short requests
 
@@ -61,8 +62,7 @@ class Leader:
         """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
         while not self.stopping:
             self.drain_inbox()
-            if not self.launched:
-                self.masking.wait_all(MASKS_WAIT_S)
+            self.masking.wait_all(MASKS_WAIT_S)
             batch = self.sched.next_batch(time.monotonic_ns())
             if batch is not None:
                 self.launch(batch)

@@ -286,7 +286,7 @@ def lead(
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
     report.set(state=RankState.RUNNING)
     grammar = spec.config.grammar
-    compiling, masking = ThreadPool(1, "compile"), ThreadPool(grammar.threads, "mask")
+    compiling, masking = ThreadPool(grammar.processes, "compile"), ThreadPool(grammar.threads, "mask")
     grammars = Grammars(compiler, compiling, masking, grammar.max_cached, LLExecutor(grammar.threads))
     vocab = ByteVocab(spec.token_bytes, spec.special)
     kv_events = publish_kv = None
@@ -305,7 +305,11 @@ def lead(
         masking,
         publish_kv,
     )
-    leader.run()
+    try:
+        leader.run()
+    finally:
+        compiling.close()
+        masking.close()
 
 
 def wait_loaded(board: Board, rank: int, limits: Limits, timeout_s: float) -> None:
