@@ -316,7 +316,6 @@ class Scheduler:
         """
         if self.in_flight >= self.limits.max_in_flight:
             return None
-        self.tiers.begin_step()
         if self.grammars is not None:
             self._take_grammars(self.grammars)
         self._expire(now_ns)
@@ -878,15 +877,16 @@ class Scheduler:
             pass
         if short > rank.tree.evictable_pages:
             return None
-        if short > 0:
+        while short > 0:
             num_evicted = short if at_once else min(short, self.tiers.room_to_save(rank.index))
+            if not num_evicted:
+                return None
             pages, hashes = rank.tree.evict(num_evicted)
             self.tiers.save(rank.index, pages, hashes)
             if self.kv_events is not None:
                 self.kv_events.removed(rank.index, hashes)
             rank.pool.free(pages)
-            if num_evicted < short:
-                return None
+            short -= num_evicted
         return rank.pool.alloc(count)
 
     def _append_pages(self, req: Req, pages: np.ndarray) -> None:
@@ -935,6 +935,9 @@ class Scheduler:
             self.slots.table[slot, req.tree_pages : full] = kept
             self._runs.append((slot, req.tree_pages, kept))
             rank.pool.free(mine[twice])
+        if self.tiers.is_on:
+            new = np.flatnonzero(~twice)[::-1]
+            self.tiers.save(rank.index, mine[new], req.hashes[req.tree_pages : full][new])
         if self.kv_events is not None and not twice.all():
             self._tell_stored(req, full, first=req.tree_pages + int(np.count_nonzero(twice)))
         req.node, req.tree_pages = node, full

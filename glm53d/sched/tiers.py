@@ -4,10 +4,13 @@
       └─────FETCH──►     └──────LOAD──►  ▲                 the files are the node's
                                          └──PEER── another rank's device pool
 
-A page that a pool gives up is saved, and stored at once if it has no file, so that dropping it from the host costs
-nothing. What comes back stays where it came from. SAVE, LOAD and PEER are done before the step behind the one that
-carries them, so whoever planned them knows when; each step carries a bounded number, and no step waits for one. STORE,
-FETCH and DROP are done by threads of the ranks: results name those that have ended.
+A page is saved as soon as it is full, so that giving it up costs nothing, and again when it is given up if the host has
+dropped it by then; what is in the host without a file is stored. So a prefix is there from its first page on, also
+after a restart, though the pool never gave up its beginning. What comes back stays where it came from.
+
+SAVE, LOAD and PEER are done before the step behind the one that carries them, so whoever planned them knows when; each
+step carries a bounded number, and no step waits for one. STORE, FETCH and DROP are done by threads of the ranks:
+results name those that have ended.
 
 Pins keep what a move reads or fills until the step that carries it is planned, as ranks keep that order, also with
 another rank's pool, where a lock in its tree is the pin; what threads do, until the result that ends it.
@@ -105,9 +108,8 @@ class Tiers:
         self._fetches: dict[int, tuple[Fetch, int]] = {}  # by id: and which of its pages
         self._next_id = 0
         if len(stored):
-            entries, dropped = self.files.add(stored, filling=False)
-            del entries
-            self._drop(dropped)
+            entries, _ = self.files.add(stored, filling=False)
+            self._drop(stored[entries < 0])  # there is no room for the oldest
 
     @property
     def is_on(self) -> bool:
@@ -121,39 +123,38 @@ class Tiers:
 
     # ---- down --------------------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """Another step is being planned."""
-        self._saves_left = [self.limits.step_pages] * len(self._trees)
-
     def room_to_save(self, dp_rank: int) -> int:
-        """Pages that the step being planned may still take from a pool; any number when they are not saved."""
+        """Pages that the next batch may still take from a pool; any number when they are not saved."""
         return self._saves_left[dp_rank] if self.limits.host_pages else 1 << 62
 
     def save(self, dp_rank: int, pages: np.ndarray, hashes: np.ndarray) -> None:
-        """A pool gives up these pages: keep what they hold, as far as there is room."""
+        """Keep what these pages of a pool hold, as far as there is room; of a prefix the first pages come last."""
         if not self.limits.host_pages:
             return
         host = self.hosts[dp_rank]
-        there = host.find(hashes)
-        host.touch(there[there >= 0])
-        entries, _ = host.add(hashes, filling=False)
-        new = entries >= 0
-        entries, hashes = entries[new], hashes[new]
-        if not len(entries):
-            return
-        self._pin(dp_rank, entries)
-        self._moves.append(_moves(MoveKind.SAVE, dp_rank, pages[new], entries, hashes))
-        self._saves_left[dp_rank] = max(0, self._saves_left[dp_rank] - len(entries))
-        self.counters.saved += len(entries)
+        entries = host.find(hashes)
+        there = entries[entries >= 0]
+        host.pin(there)  # or new ones could take their places
+        added, _ = host.add(hashes, filling=False)
+        if (new := added >= 0).any():
+            host.pin(added[new])  # until the batch that fills them is planned
+            self._pinned.append((dp_rank, added[new]))
+            self._moves.append(_moves(MoveKind.SAVE, dp_rank, pages[new], added[new], hashes[new]))
+            num_new = int(np.count_nonzero(new))
+            self._saves_left[dp_rank] = max(0, self._saves_left[dp_rank] - num_new)
+            self.counters.saved += num_new
         if self.limits.file_pages:
-            self._store(dp_rank, entries, hashes)
+            entries = np.where(new, added, entries)
+            lacks = (entries >= 0) & (self.files.find(hashes) < 0)
+            self._store(dp_rank, entries[lacks], hashes[lacks])
+        host.unpin(there)
 
     def _store(self, dp_rank: int, entries: np.ndarray, hashes: np.ndarray) -> None:
         """Write files of host pages. At most half a host pool waits for that: it must go on taking pages."""
         room = self.limits.host_pages // 2 - self._storing[dp_rank]
-        if room <= 0:
+        if room <= 0 or not len(entries):
             return
-        entries, hashes = entries[-room:], hashes[-room:]  # of a prefix the first pages come last
+        entries, hashes = entries[-room:], hashes[-room:]
         files, dropped = self.files.add(hashes, filling=True)
         self._drop(dropped, dp_rank)
         new = files >= 0
@@ -190,7 +191,7 @@ class Tiers:
         return num_host, at - num_host, self.files.count(hashes[at:]) if self.limits.file_pages else 0
 
     def fetch(self, handle: int, dp_rank: int, hashes: np.ndarray, num_peer: int) -> Fetch | None:
-        """Bring a prefix's files into the host pool, as far as the prefix then goes without a gap; None: there are none.
+        """Bring a prefix's files into the host pool, as far as it then goes without a gap; None: there are none.
 
         hashes, num_peer: as for num_found.
         """
@@ -295,6 +296,7 @@ class Tiers:
         for dp_rank, entries in self._pinned:
             self.hosts[dp_rank].unpin(entries)
         self._moves, self._pinned = [], []
+        self._saves_left = [self.limits.step_pages] * len(self._trees)
         return np.concatenate(moves) if moves else NO_MOVES
 
     def ended(self, done: np.ndarray, failed: np.ndarray) -> list[Fetch]:
@@ -356,11 +358,6 @@ class Tiers:
             raise RuntimeError(f"{self._storing} host pages are kept for {len(self._stores)} files")
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
-
-    def _pin(self, dp_rank: int, entries: np.ndarray) -> None:
-        """Until the next batch is planned."""
-        self.hosts[dp_rank].pin(entries)
-        self._pinned.append((dp_rank, entries))
 
     def _add_file_moves(self, moves: np.ndarray) -> None:
         if len(moves):
