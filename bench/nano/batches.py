@@ -18,6 +18,7 @@ class Padded:
 
     ids: Tensor  # [rows, tokens]
     own: Tensor  # [rows, tokens] bool: what the model is to write
+    others: Tensor  # [rows, tokens] bool: what it reads
     samples: list[Encoded]
 
 
@@ -54,6 +55,8 @@ def _padded(samples: list[Encoded]) -> Padded:
     length = max(len(each.ids) for each in samples)
     ids = np.zeros((len(samples), length), np.int64)
     own = np.zeros((len(samples), length), bool)
+    others = np.zeros((len(samples), length), bool)
     for row, each in enumerate(samples):
-        ids[row, : len(each.ids)], own[row, : len(each.ids)] = each.ids, each.own
-    return Padded(torch.from_numpy(ids), torch.from_numpy(own), samples)
+        here = row, slice(len(each.ids))
+        ids[here], own[here], others[here] = each.ids, each.own, ~each.own
+    return Padded(torch.from_numpy(ids), torch.from_numpy(own), torch.from_numpy(others), samples)

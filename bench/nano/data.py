@@ -52,8 +52,8 @@ def sample(index: int, *, split: str = "train") -> Sample:
     rest = rng.random()
     if rng.random() < 0.5:
         tools = toolbox.toolbox(rng)
-        for _ in range(rng.choices((1, 2, 3, 4), (0.25, 0.3, 0.25, 0.2))[0]):
-            turns += _tool_round(rng, tools, zh)
+        for left in range(rng.choices((0, 1, 2, 3), (0.25, 0.3, 0.25, 0.2))[0], -1, -1):
+            turns += _tool_round(rng, tools, zh, is_last=not left)
     elif rest < 0.25:
         between = [chat(rng, zh) for _ in range(rng.choices((0, 1, 2, 6), (0.4, 0.3, 0.25, 0.05))[0])]
         turns = recall(rng, zh, between)
@@ -118,14 +118,15 @@ class Codec:
         return Encoded(ids, own, kinds)
 
 
-def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool) -> list[Turn]:
+def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:
+    """One request. A call has a result, except perhaps at the end: behind a call nobody but a tool speaks."""
     roll = rng.random()
     if roll < 0.12:
         return [chat(rng, zh, BESIDE_TOOLS)]
     if roll < 0.2:
         return [toolbox.no_call(rng, tools, zh)]
     turns = [toolbox.call(rng, rng.choice(tools), zh)]
-    if rng.random() < 0.5:
+    if not is_last or rng.random() < 0.5:
         turns.append(toolbox.result(rng, zh))
     return turns
 

@@ -2,11 +2,11 @@
 
     python -m bench.nano.train WORK_FOLDER [--steps 3000] [--ranks 2]
 
-WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Loss is on what the model
-writes alone. Phases are shares of --steps, which may change between runs as long as neither is past the first:
+WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
+--steps, which may change between runs as long as the phase does not:
 
-    0.00   the model alone, at full learning rates
-    0.25   indexers learn from what attention looks at
+    0.00   the model alone, at full learning rates, on all tokens: on few, it is long in learning to copy
+    0.30   loss on what the model writes alone; indexers learn from what attention looks at
     0.50   the MTP layer too; learning rates begin to fall, to nothing at the end
     0.60   attention sees only what indexers choose
 """
@@ -30,7 +30,8 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2560  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 50
-TEACH_FROM, MTP_FROM, SPARSE_FROM, FALL_FROM = 0.25, 0.5, 0.6, 0.5
+OWN_FROM, TEACH_FROM, MTP_FROM, SPARSE_FROM, FALL_FROM = 0.3, 0.3, 0.5, 0.6, 0.5
+OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 100, 250, 25
@@ -98,7 +99,7 @@ class Trainer:
         done = self.state.step / self.steps
         losses = self._gradients(
             self.batches[self.state.step * self.ranks + self.rank],
-            teach=done >= TEACH_FROM, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
+            others=done < OWN_FROM, teach=done >= TEACH_FROM, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
         )  # fmt: skip
         self._average(losses)
         rate = min(1.0, (self.state.step + 1) / WARMUP) * min(1.0, max(0.01, (1 - done) / (1 - FALL_FROM)))
@@ -112,7 +113,7 @@ class Trainer:
         self.state.recent.append(losses)
         self.state.tokens += losses.tokens
 
-    def _gradients(self, padded: Padded, *, teach: bool, mtp: bool, sparse: bool) -> Losses:
+    def _gradients(self, padded: Padded, *, others: bool, teach: bool, mtp: bool, sparse: bool) -> Losses:
         for parameter in self.parameters:
             parameter.grad = None
         ids, own = padded.ids, padded.own
@@ -121,6 +122,8 @@ class Trainer:
         states = self.model(ids, batch)
         text = self._loss(states[:, :-1], ids[:, 1:], own[:, 1:])
         total, losses = text, Losses(ids.numel(), text.item())
+        if others:
+            total = total + OTHERS_WEIGHT * self._loss(states[:, :-1], ids[:, 1:], padded.others[:, 1:])
         if mtp:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
