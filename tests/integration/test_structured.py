@@ -124,6 +124,27 @@ async def test_a_named_tool_is_called_once_and_one_call_at_most_is_one(sim, http
         assert body["tool_choice"] == "required" or call["function"]["name"] == "say"
 
 
+async def test_a_forced_call_that_is_cut_off_is_length_in_every_dialect(sim, http):
+    """F-E14, and a fault elsewhere: a forced call of a large schema ran on without end, or half of it was executed."""
+    schema = closed("text", text={"type": "string", "minLength": 900})
+
+    async def post(path: str, body: dict) -> dict:
+        async with http.post(sim.url + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    choice = await chat(http, sim, tools=[tool("say", schema)], tool_choice="required", max_tokens=150)
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+    anthropics = {"tools": [{"name": "say", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    message = await post("/v1/messages", {"messages": HI, "max_tokens": 150} | anthropics)
+    assert message["stop_reason"] == "max_tokens"
+    assert {block["type"] for block in message["content"]} <= {"thinking"}
+    responses = {"tools": [{"type": "function", "name": "say", "parameters": schema}], "tool_choice": "required"}
+    response = await post("/v1/responses", {"input": "hi", "max_output_tokens": 150} | responses)
+    assert response["status"] == "incomplete"
+    assert {item["type"] for item in response["output"]} <= {"reasoning"}
+
+
 async def test_a_stream_of_a_forced_call_says_what_the_plain_answer_does(sim, http):
     """F-E15: forced, behind thinking, in pieces."""
     body = {"messages": HI, "seed": 3, "max_tokens": 400, "tools": TOOL_SETS["an editor's"], "tool_choice": "required"}
