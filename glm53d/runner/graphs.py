@@ -122,8 +122,12 @@ class SlotState:
 class Graphs:
     """The graphs of one runner, captured when first wanted."""
 
-    def __init__(self, backend: Backend, model: Glm, cache: KvCache, state: SlotState, layout: Layout):
+    def __init__(
+        self, backend: Backend, model: Glm, cache: KvCache, state: SlotState, layout: Layout,
+        to_device: Callable[[np.ndarray], Tensor],
+    ):  # fmt: skip
         """cache: its last page, and the last slot of its block table, are for padding rows."""
+        self._to_device = to_device
         self._backend, self._model, self._cache, self._state, self._layout = backend, model, cache, state, layout
         self._padding_slot = len(state.last_id) - 1
         cache.block_table[self._padding_slot] = cache.num_pages - 1
@@ -143,13 +147,13 @@ class Graphs:
             logits: [num_tokens, vocab_size] of them, float32, at the rank that owns its group's rows; elsewhere none.
             Both are static: the next step of any graph overwrites them.
         """
-        slots = torch.from_numpy(padded_slots(rows, key.num_rows, self._padding_slot, self._layout.attn_dp_size))
+        slots = self._to_device(padded_slots(rows, key.num_rows, self._padding_slot, self._layout.attn_dp_size))
         if key in self._captured:
             static, replay, outputs = self._captured[key]
-            static.copy_(slots, non_blocking=True)
+            static.copy_(slots)
             replay()
         else:
-            static = slots.to(self._state.last_id.device)
+            static = slots
             replay, outputs = self._backend.capture(lambda: self._body(key, static))
             self._captured[key] = static, replay, outputs
         hidden, logits = outputs

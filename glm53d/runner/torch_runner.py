@@ -170,7 +170,7 @@ class TorchRunner:
                 self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
         self.graphs: Graphs | None = None
         if self.graph_backend is not None:
-            self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout)
+            self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout, self._index)
         self.drafter: Drafter | None = None
         if mtp is not None:
             self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.state.drafts)

@@ -25,7 +25,7 @@ from tests.model.world import Alone, Ranks, ServedWorld, serve
 
 NUM_NEW = 4
 LONG = os.environ.get("GLM53D_LONG") == "1"
-SEEDS = range(3) if LONG else range(2)
+SEEDS = range(2)
 
 
 def config_of(
