@@ -319,3 +319,18 @@ def test_whenever_jobs_end_and_whoever_is_aborted_each_answer_has_its_form(layou
         if kind == "grammar" and number not in aborted and "</think>" in world.text(number):
             assert re.fullmatch(f"({'abc'[number % 3]}[a-d]*\\.?)?", text), (number, world.text(number))
     assert world.sched.grammars.num_jobs == world.sched.grammars.num_opening == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_token_has_its_logprob_once_where_a_step_s_token_is_dropped_too(layout):
+    """[R38]"""
+    for seed in range(4):
+        world = GrammarWorld(seed, **layout)
+        for handle in (1, 2):
+            world.send(handle, [1, 2, handle], 100, **AFTER, top_logprobs=2)
+        world.run()
+        for handle in (1, 2):
+            rows = world.logprobs[handle][1]
+            assert [row[0][0] for row in rows] == world.received[handle]
+            for position, row in enumerate(rows, 3):
+                assert row[0][1] == world.logprob(position, row[0][0])

@@ -6,7 +6,7 @@ import pytest
 from glm53d.chat.constraint import Grammar
 from glm53d.chat.conversation import Conversation
 from glm53d.config import Config, Scheduler
-from glm53d.errors import DeadlineExceeded, EngineError, QueueTimeout
+from glm53d.errors import DeadlineExceeded, EngineError, GrammarFailed, QueueTimeout
 from glm53d.front.health import Waiting
 from glm53d.front.job import Job, OutSpec, Routing, SamplingParams
 from glm53d.front.prompt import Prompt
@@ -86,6 +86,7 @@ def test_a_grammar_goes_with_the_request(grammar, kind):
     [
         ("queue_timeout: too long", QueueTimeout, 503, "too long"),
         ("deadline_exceeded: too late", DeadlineExceeded, 504, "too late"),
+        ("grammar_failed: stuck", GrammarFailed, 500, "stuck"),
         ("something: else", EngineError, 500, "something: else"),
         ("", EngineError, 500, "The scheduler failed."),
     ],
