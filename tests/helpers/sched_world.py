@@ -31,8 +31,8 @@ from glm53d.sched.logprobs import MAX_RECORD_TOKENS
 from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
 from glm53d.sched.tiers import NO_TIERS, TierLimits
-from tests.helpers.kv_index import KvIndex
 from glm53d.worker.main import largest_batch
+from tests.helpers.kv_index import KvIndex
 from tests.helpers.kv_world import KvWorld
 
 KEY = bytes(range(16))
@@ -98,14 +98,15 @@ class SchedWorld:
         tiers: TierLimits = NO_TIERS,
         stored: np.ndarray = NO_HASHES,
         grammars: Grammars | None = None,
-        **limits: int | str,
+        **limits: int | str | tuple[int, ...],
     ):
         tokens = tokens or [b" %d" % i for i in range(vocab)]
         vocab = len(tokens)
         sizes = {"attn_dp_size": 1, "num_pages": 40, "page_size": 4, "max_context_len": 120, "max_running": 8,
-                 "max_step_tokens": 24, "max_step_area": 1 << 30, "call_begin": -1} | limits  # fmt: skip
+                 "max_step_tokens": 24, "max_step_area": 1 << 30, "call_begin": -1, "calls_ends": (0,),
+                 } | limits  # fmt: skip
         self.limits = Limits(
-            **sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, calls_ends=(0,), hash_key=KEY, tiers=tiers,
+            **sizes, eos_ids=(0,), vocab_size=vocab, think_end=vocab - 1, hash_key=KEY, tiers=tiers,
         )  # fmt: skip
         num_ranks, page_size = self.limits.attn_dp_size, self.limits.page_size
         self.sched = Scheduler(

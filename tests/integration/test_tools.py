@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from glm53d.nano.weights import PACKAGE
+from glm53d.text.vocab import Vocab
 from tests.helpers.daemon import Daemon, scripted
 
 MESSAGES = [{"role": "user", "content": "Write it."}]
@@ -40,6 +42,18 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 async def sdk(writer):
     async with openai.AsyncOpenAI(base_url=f"{writer.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+async def test_one_call_at_most_ends_the_turn_with_it(sdk):
+    """Nothing is computed behind it, and no grammar is needed for that."""
+    fields = {"model": sdk_model(await sdk.models.list()), "tools": TOOLS, "messages": MESSAGES}
+    [all_calls] = (await sdk.chat.completions.create(**fields)).choices
+    alone = await sdk.chat.completions.create(parallel_tool_calls=False, **fields)
+    [choice] = alone.choices
+    first = all_calls.message.tool_calls[0].function
+    assert [call.function for call in choice.message.tool_calls] == [first]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == all_calls.message.content
+    assert choice.model_extra["matched_stop"] == Vocab.load(PACKAGE / "tokenizer.json").added["</tool_call>"]
 
 
 async def test_calls_come_typed_streamed_or_not_and_a_second_turn_takes_them_back(sdk):

@@ -6,7 +6,7 @@ from tests.helpers.sched_world import SchedWorld
 CALLS_END, OTHER_END = 0, 9
 
 
-def world_of(last_id: int = CALLS_END, **limits: int) -> SchedWorld:
+def world_of(last_id: int = CALLS_END, **limits: int | tuple[int, ...]) -> SchedWorld:
     """Sixteen pages, of which sessions may keep eight for 100 ns; each answer is one id."""
     world = SchedWorld(**{"num_pages": 16, "session_ttl_ns": 100, "max_session_pages": 8} | limits)
     world.sample = lambda: last_id
@@ -28,6 +28,16 @@ def test_what_a_turn_with_calls_has_computed_is_there_for_the_next_one_whoever_c
         run(world, handle, handle, 28)
     assert run(world, 8, 1, 24, session=5) == 20
     assert (world.sched.sessions.counters.kept, world.sched.sessions.counters.resumed) == (2, 1)
+
+
+def test_the_end_of_the_only_call_is_the_end_of_a_turn_with_calls():
+    """A stop id, where a request allows one call."""
+    for call_end, num_kept in ((7, 1), (8, 0)):
+        world = world_of(7, calls_ends=(CALLS_END, call_end))
+        world.send(1, [1] * 20, 9, session=5, stop_ids=[7])
+        while world.sched.reqs:
+            world.step()
+        assert len(world.received[1]) == 1 and len(world.sched.sessions) == num_kept
 
 
 def test_a_turn_that_ends_otherwise_a_helpers_and_one_without_session_are_not_kept():
