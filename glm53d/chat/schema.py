@@ -54,7 +54,7 @@ FORMATS = {
 """Formats that are enforced, as expressions; the others are annotations, as JSON Schema says of all. Each allows what
 is valid by its standard and, of that, what is in use: no leap second, no year before 1000."""
 
-# ECMAScript's classes, by which JSON Schema's patterns go; the engine's own have all of Unicode's digits and letters.
+# The engine's own have all of Unicode's digits and letters.
 _ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _CLASS = re.compile(r"\\.", re.DOTALL)
 
@@ -156,7 +156,10 @@ class Document:
                 if not isinstance(value, dict):
                     raise InvalidRequest(f"`{path}` must be an object.", path)
                 out[key] = {
-                    name: self._clean(sub, f"{path}.{name}", refs, one_ofs, depth + 1) for name, sub in value.items()
+                    _ascii(name) if key == "patternProperties" else name: self._clean(
+                        sub, f"{path}.{name}", refs, one_ofs, depth + 1
+                    )
+                    for name, sub in value.items()
                 }
             elif key in _LISTS:
                 if not isinstance(value, list) or not value:
@@ -179,7 +182,7 @@ class Document:
             elif key == "pattern":
                 if not isinstance(value, str):
                     raise InvalidRequest(f"`{path}` must be a string.", path)
-                _add_pattern(out, _CLASS.sub(lambda found: _ASCII.get(found[0], found[0]), value))
+                _add_pattern(out, _ascii(value))
             elif _is_kept(key, value, path):
                 out[key] = value
                 if key == "enum":
@@ -268,6 +271,11 @@ def _is_kept(key: str, value: Json, path: str) -> bool:
     if not good:
         raise InvalidRequest(f"`{path}` has a value that {key} cannot have.", path)
     return True
+
+
+def _ascii(pattern: str) -> str:
+    """A pattern in which classes of characters are those of ECMAScript, by which JSON Schema goes."""
+    return _CLASS.sub(lambda found: _ASCII.get(found[0], found[0]), pattern)
 
 
 def _add_branches(out: dict[str, Json], key: str, branches: list[Json]) -> None:

@@ -181,3 +181,4 @@ def test_formats_are_patterns_and_classes_are_ascii():
     both = {"type": "string", "format": "date", "pattern": r"\d\\d[\W]"}
     made = {"type": "string", "pattern": f"^({FORMATS['date']})$", "allOf": [{"pattern": r"[0-9]\\d[[^0-9A-Za-z_]]"}]}
     assert made_of(both) == made
+    assert made_of({"patternProperties": {r"^\w": INT}}) == {"patternProperties": {"^[0-9A-Za-z_]": INT}}
