@@ -300,8 +300,8 @@ class TierIndex:
         """
         Make room for pages: (their entries, the hashes dropped for them).
 
-        An entry is -1 where the page is there or on its way, or all others are pinned: then the first hashes go
-        without. filling: they are pinned and not found until settle().
+        An entry is -1 where the page is there or on its way, and so last used now; or all others are pinned: then
+        the first hashes go without. filling: new ones are pinned and not found until settle().
         """
 
     def settle(self, entry: int, filled: bool) -> None:

@@ -133,8 +133,6 @@ class Tiers:
             return
         host = self.hosts[dp_rank]
         entries = host.find(hashes)
-        there = entries[entries >= 0]
-        host.pin(there)  # or new ones could take their places
         added, _ = host.add(hashes, filling=False)
         if (new := added >= 0).any():
             host.pin(added[new])  # until the batch that fills them is planned
@@ -147,7 +145,6 @@ class Tiers:
             entries = np.where(new, added, entries)
             lacks = (entries >= 0) & (self.files.find(hashes) < 0)
             self._store(dp_rank, entries[lacks], hashes[lacks])
-        host.unpin(there)
 
     def _store(self, dp_rank: int, entries: np.ndarray, hashes: np.ndarray) -> None:
         """Write files of host pages. At most half a host pool waits for that: it must go on taking pages."""

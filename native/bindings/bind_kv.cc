@@ -84,8 +84,8 @@ void bind_index(nb::module_& m) {
           nb::arg("entries").noconvert(), "These are last used, the last of them latest.")
       .def("add", &add, nb::arg("hashes").noconvert(), nb::arg("filling"),
            "Make room for pages: (their entries, the hashes dropped for them).\n\n"
-           "An entry is -1 where the page is there or on its way, or all others are pinned: then the first hashes go\n"
-           "without. filling: they are pinned and not found until settle().")
+           "An entry is -1 where the page is there or on its way, and so last used now; or all others are pinned: then\n"
+           "the first hashes go without. filling: new ones are pinned and not found until settle().")
       .def("settle", &settle, nb::arg("entry"), nb::arg("filled"),
            "A filling entry has its page now, or is free because it did not get it; it is unpinned.")
       .def(

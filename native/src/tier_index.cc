@@ -84,8 +84,13 @@ void TierIndex::forget(int32_t entry) noexcept {
 
 TierIndex::Added TierIndex::add(std::span<const Hash128> hashes, bool filling) {
   Added added{std::vector<int32_t>(hashes.size(), kNone), {}};
+  std::vector<int32_t> held(hashes.size());  // until all have their place: what is there, then what is added
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    held[i] = lookup(hashes[i]);
+    if (held[i] != kNone) pin({&held[i], 1});
+  }
   for (size_t i = hashes.size(); i-- > 0;) {
-    if (lookup(hashes[i]) != kNone) continue;
+    if (held[i] != kNone || lookup(hashes[i]) != kNone) continue;
     int32_t entry = new_entry();
     if (entry == kNone) {
       const int32_t oldest = oldest_;
@@ -101,15 +106,14 @@ TierIndex::Added TierIndex::add(std::span<const Hash128> hashes, bool filling) {
     e.state = filling ? State::kFilling : State::kReady;
     e.next = head;
     head = entry;
-    e.pins = 1;  // until all have their place
+    e.pins = 1;
     ++size_;
     ++num_pinned_;
     added.entries[i] = entry;
+    if (!filling) held[i] = entry;
   }
-  if (!filling) {
-    for (const int32_t entry : added.entries)
-      if (entry != kNone) unpin({&entry, 1});
-  }
+  for (const int32_t entry : held)
+    if (entry != kNone) unpin({&entry, 1});
   return added;
 }
 

@@ -35,8 +35,8 @@ class TierIndex {
   // Make entries last used, the last of them latest.
   void touch(std::span<const int32_t> entries) noexcept;
 
-  // Give new hashes entries, dropping those least recently used; the last hash is the last that goes without. None that
-  // is added makes room for another. filling: pinned once, and not found before settle().
+  // Give hashes entries where they have none, dropping those least recently used, but none of these; the last hash is the
+  // last that goes without. All are last used, in their order. filling: pinned once, and not found before settle().
   Added add(std::span<const Hash128> hashes, bool filling);
   // A filling entry has its page, or will not get it and is free. Unpinned once.
   void settle(int32_t entry, bool filled) noexcept;
