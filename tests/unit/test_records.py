@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from glm53d import _native
-from glm53d.errors import AbiMismatch, IpcError
+from glm53d.errors import AbiMismatch, IpcError, PeerGone
 from glm53d.ipc import records
 from glm53d.ipc.batch import Batch, Logprobs, StepResult
 from glm53d.ipc.channels import Channels, plan
@@ -194,3 +194,33 @@ def test_channels_cannot_be_pickled_outside_a_spawn(dumps):
     channels = Channels.create(WORLD, num_ranks=1, attn_dp_size=1, ring_bytes=RING_BYTES)
     with pytest.raises((TypeError, RuntimeError)):
         dumps(channels)
+
+
+def test_who_waits_for_a_dead_rank_is_told_and_for_a_living_one_goes_on_waiting():
+    channels = Channels.create(WORLD, num_ranks=3, attn_dp_size=1, ring_bytes=RING_BYTES)
+    ends = channels.mailbox_ends(0)
+    assert ends is not None and len(ends.memories) == 3 and ends.ring is None
+    channels.mark_gone(2)
+    with pytest.raises(PeerGone):
+        ends.signals.wait(2, 1, 0, 60_000_000_000)
+    assert not ends.signals.wait(1, 1, 0, 1_000_000)
+    with pytest.raises(IpcError):
+        channels.mailbox_ends(0)
+    assert Channels.create(WORLD, num_ranks=1, attn_dp_size=1, ring_bytes=RING_BYTES).mailbox_ends(0) is None
+
+
+def test_a_record_can_be_read_where_it_lies_and_is_the_writers_again_when_popped():
+    channels = Channels.create(WORLD, num_ranks=2, attn_dp_size=1, ring_bytes=RING_BYTES)
+    writer, reader = channels.leader_ends().batches, channels.follower_ends(1).batches
+    assert writer is not None and reader.peek() is None
+    writer.try_write(7, [b"first"])
+    writer.try_write(8, [b"second"])
+    kind, data = reader.peek()
+    assert (kind, data.tobytes()) == (7, b"first") and reader.peek()[1].ctypes.data == data.ctypes.data
+    reader.pop()
+    kind, data = reader.peek()
+    assert (kind, data.tobytes()) == (8, b"second")
+    start = channels.segments["batch"].array().ctypes.data
+    assert start < data.ctypes.data < start + channels.segments["batch"].size  # no copy: what a GPU has pinned
+    reader.pop()
+    assert reader.peek() is None and writer.free_bytes == RING_BYTES
