@@ -49,6 +49,8 @@ class RequestFields(SamplingFields, kw_only=True):
     bootstrap_host: Annotated[Json, not_served()] = None
     bootstrap_port: Annotated[Json, not_served()] = None
     lora_path: Annotated[Json, not_served()] = None
+    custom_logit_processor: Annotated[Json, not_served()] = None
+    return_routed_experts: Annotated[Json, not_served(False)] = None
     session_params: Annotated[Json, not_served()] = None
 
 

@@ -100,6 +100,7 @@ class ChatBody(ToolFields, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
     echo: Annotated[Json, not_served(False)] = None
+    input_ids: Annotated[Json, not_served()] = None
     modalities: Annotated[Json, not_served(["text"])] = None
     audio: Annotated[Json, not_served()] = None
     prediction: Annotated[Json, not_served()] = None

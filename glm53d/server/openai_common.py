@@ -34,6 +34,9 @@ class OpenAiFields(RequestFields, kw_only=True):
     prompt_logprobs: Annotated[Json, not_served(0)] = None
     return_hidden_states: Annotated[Json, not_served(False)] = None
     return_token_ids: Annotated[Json, not_served(False)] = None
+    return_cached_tokens_details: Annotated[Json, not_served(False)] = None
+    truncate_prompt_tokens: Annotated[Json, not_served()] = None
+    prompt_embeds: Annotated[Json, not_served()] = None
 
     @property
     def with_usage(self) -> bool:
