@@ -7,6 +7,9 @@ prompt, its answer and a tool's result; between two turns a tool works. All begi
 beside each fourth turn a sub-agent asks, sharing the system prompt only. The defaults are what coding agents were seen
 to send: 43 turns a session, 142,000 tokens in and 444 out, 96 % of a prompt the same as the last one's. A step takes as
 long as its slowest rank's 12 ms + 20 us a prompt token + 50 us a decoding row.
+
+The last two rows are least_cost with pages that come from another rank's pool, 35 us each, and also from host memory,
+138 us each: of 3.45 MB, at 100 and at 25 GB a second. Pages are saved before a step and brought beside it.
 """
 
 import argparse
@@ -18,10 +21,11 @@ import numpy as np
 from bench.measure import percentile, render_columns
 from glm53d._native import ByteVocab
 from glm53d.ipc.batch import Batch, StepResult
-from glm53d.ipc.records import OUTPUT, ROW_FEED, ROW_SAMPLE
+from glm53d.ipc.records import OUTPUT, ROW_FEED, ROW_SAMPLE, MoveKind
 from glm53d.sched import results
 from glm53d.sched.placement import POLICIES
 from glm53d.sched.scheduler import Limits, Scheduler
+from glm53d.sched.tiers import NO_TIERS, TierLimits
 from tests.helpers.sched_world import generate_record
 
 MS = 1_000_000
@@ -29,6 +33,9 @@ RANKS, PAGE, POOL, CALLS_END, VOCAB = 8, 64, 10_500, 0, 1000
 SYSTEM, FIRST, RESULT, ANSWER, SUB_AGENT = 12_000, 8000, 5300, 444, 4000  # tokens
 ASIDE, DOCUMENT, DOCUMENT_LEN = -1, -2, 20_000  # numbers of turns: a sub-agent's, a document's
 TOOL_MS = (200, 20_000)  # how long a tool works
+PEER_NS, HOST_NS = 35_000, 138_000  # to move a page
+COPIES = TierLimits(peer_ns=PEER_NS, step_pages=77)
+WITH_HOST = TierLimits(peer_ns=PEER_NS, load_ns=HOST_NS, step_pages=77, host_pages=4 * POOL)
 
 
 @dataclass(slots=True)
@@ -72,13 +79,14 @@ class Node:
         num_pages: int = POOL,
         ttl_s: int = 300,
         documents_per_s: float = 0.0,
+        tiers: TierLimits = NO_TIERS,
     ):
         """documents_per_s: prompts of no session, each read once, that come as long as agents are at work."""
         limits = Limits(
             attn_dp_size=RANKS, num_pages=num_pages, page_size=PAGE, max_context_len=num_pages * PAGE, max_running=256,
             max_step_tokens=2048, max_step_area=1 << 30, eos_ids=(CALLS_END,), vocab_size=VOCAB, think_end=1,
             call_begin=-1, calls_ends=(CALLS_END,), placement=placement, session_ttl_ns=ttl_s * 1000 * MS,
-            max_session_pages=num_pages // 2,
+            max_session_pages=num_pages // 2, tiers=tiers,
         )  # fmt: skip
         self.sched = Scheduler(limits, ByteVocab([b"x"] * VOCAB, [False] * VOCAB))
         self.rng, self.turns, self.now, self.handle = np.random.default_rng(seed), turns, 0, 0
@@ -141,7 +149,14 @@ class Node:
         rows = np.bincount(batch.row_dp_rank[(batch.row_flags & ROW_FEED) != 0], minlength=RANKS)
         prompt_tokens = batch.dp_num_tokens - rows
         self.rank_tokens += prompt_tokens
-        start, self.now = self.now, self.now + 12 * MS + int((20_000 * prompt_tokens + 50_000 * rows).max())
+        start, took = self.now, 20_000 * prompt_tokens + 50_000 * rows + 12 * MS * bool(batch.num_rows)
+        if len(batch.moves):
+            saves, loads, copies = (
+                np.bincount(batch.moves["dp_rank"][batch.moves["kind"] == kind], minlength=RANKS)
+                for kind in (MoveKind.SAVE, MoveKind.LOAD, MoveKind.PEER)
+            )
+            took = HOST_NS * saves + np.maximum(took, HOST_NS * loads + PEER_NS * copies)
+        self.now += int(took.max())
         counts = ((batch.row_flags & ROW_SAMPLE) != 0).astype(np.int32)
         ids = np.full((batch.num_rows, 1), -1, np.int32)
         for i in np.flatnonzero(counts).tolist():
@@ -155,7 +170,9 @@ class Node:
         results.apply(self.sched, batch, StepResult(batch.step, counts, ids, start), self.now)
         last = self.sched.throttle.take_last()
         while last:
-            self.next_turn(self.flying.pop(int(last.popleft()[0].view(OUTPUT)[0]["handle"])))
+            head = last.popleft()[0].view(OUTPUT)[0]
+            if head["finish_reason"]:  # else it was retracted, and goes on
+                self.next_turn(self.flying.pop(int(head["handle"])))
 
     def next_turn(self, turn: Turn) -> None:
         """What its client does with the answer."""
@@ -177,6 +194,9 @@ def main() -> None:
     args = parser.parse_args()
     table = [["policy", "mean TTFT ms", "p99 TTFT ms", "cached %", "max/mean rank", "all done s"]]
     table += [Node(name, args.sessions, args.turns).run().columns() for name in POLICIES]
+    for name, tiers in (("+ page copies", COPIES), ("+ page copies, host memory", WITH_HOST)):
+        _, *columns = Node("least_cost", args.sessions, args.turns, tiers=tiers).run().columns()
+        table.append([name, *columns])
     print(render_columns(table))
 
 

@@ -4,7 +4,7 @@
 
 CPU µs per prompt, page size 64. The alternative is the plain Python way: BLAKE2b of each page chained, and a dictionary
 from hash to page, asked page by page until one is missing. "512 nodes" has the same prompt split as other prompts that
-share some of it would have split it.
+share some of it would have split it. "index" is what a slower tier is asked with: host memory, or the folder of files.
 """
 
 import hashlib
@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 
 from bench.measure import Row, make_parser, report, timed_row
-from glm53d._native import PrefixTree, page_hashes
+from glm53d._native import PrefixTree, TierIndex, page_hashes
 
 PAGE = 64
 KEY, SEED = bytes(range(16)), bytes(16)
+NUM_INDEXED = 100_000  # pages in an index, at least
 AIMS_US = {1_000_000: {"hash": 2_000.0, "match": 500.0}}
 
 
@@ -49,7 +50,28 @@ def measure(sizes: list[int], rounds: int) -> list[Row]:
                     aim=aims.get("match"),
                 )
             )
+        index = indexed(hashes)
+        rows.append(
+            timed_row(
+                f"count {size:,} tokens in an index of {len(index):,} pages",
+                partial(index.count, hashes),
+                rounds=rounds,
+                against=("dict, page by page", partial(lookup, cached, keys)),
+                aim=aims.get("match"),
+            )
+        )
     return rows
+
+
+def indexed(hashes: np.ndarray) -> TierIndex:
+    """An index that has all these pages among many others."""
+    others = np.random.default_rng(1).integers(0, 1 << 63, (NUM_INDEXED, 2), np.uint64)
+    index = TierIndex(len(others) + len(hashes))
+    index.add(others, False)
+    index.add(hashes, False)
+    if index.count(hashes) != len(hashes):
+        raise SystemExit("the index lacks pages")
+    return index
 
 
 def cached_in(nodes: int, hashes: np.ndarray) -> PrefixTree:
