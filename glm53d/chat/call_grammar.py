@@ -143,14 +143,16 @@ def _parameters(tool: Tool, budget: Budget) -> _Parameters:
     if tool.parameters is None:
         return _Parameters(at, {}, 0, False, kinds, {})
     closed = Document(tool.parameters, at, budget).closed(tool.parameters, at)
+    if not isinstance(closed, dict):
+        raise InvalidRequest(f"`{at}` must be an object.", at)
     defs = closed.get("$defs", {})
     whole = followed({key: value for key, value in closed.items() if key != "$defs"}, defs)
+    if not isinstance(whole, dict) or "object" not in types_said(whole):
+        raise InvalidRequest(f"`{at}` must describe an object.", at)
     for key in _OF_ALL:
-        if isinstance(whole, dict) and key in whole:
+        if key in whole:
             path = f"{at}.{key}"
             raise InvalidRequest(f"`{path}`: {key} cannot be enforced for all of a tool's parameters.", path)
-    if not isinstance(whole, dict) or "object" not in types_of(whole):
-        raise InvalidRequest(f"`{at}` must describe an object.", at)
     properties, others = whole.get("properties", {}), whole.get("additionalProperties", True)
     required = dict.fromkeys(whole.get("required", ()))
     listed = {key: properties.get(key, others) for key in required} | properties
