@@ -1,6 +1,7 @@
 """Several answers to one request, and several prompts in one, through the whole daemon. [R20]"""
 
 import asyncio
+import contextlib
 from itertools import pairwise
 
 import openai
@@ -102,3 +103,13 @@ async def test_a_batch_with_one_prompt_that_does_not_fit_is_refused_whole(sim, h
             assert answer.status == 400 and (await answer.json())["error"]["code"] == "context_length_exceeded"
     info = await idle_info(http, sim.url)
     assert info["requests_in_flight"] == 0 and info["loads"][0]["prefill_tokens"] == before
+
+
+async def test_a_client_that_leaves_while_its_batch_is_being_made_leaves_nothing(sim, http):
+    """[R22]"""
+    texts = [f"{i} " + "word " * 10_000 for i in range(30)]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05), http.post(sim.url + "/generate", json={"text": texts}):
+            pass
+    info = await idle_info(http, sim.url)
+    assert info["requests_in_flight"] == info["loads"][0]["pages_owned"] == 0
