@@ -25,7 +25,7 @@ from torch import Tensor
 
 from glm53d.ipc.batch import Batch
 from glm53d.runner.masks import Masks
-from glm53d.runner.tables import SamplingTables
+from glm53d.runner.tables import SamplingTables, in_parts
 
 GREEDY, PLAIN, FILTERED = 0, 1, 2  # what a row needs: a maximum; a distribution; a sorted one, the only dear case
 
@@ -102,8 +102,7 @@ class Sampler:
         ids = logits.argmax(-1)
         kinds = self.kind[slots]
         for kind, draw in ((PLAIN, self._plain), (FILTERED, self._filtered)):
-            rows = np.flatnonzero(kinds == kind)
-            if len(rows):
+            for rows in in_parts(np.flatnonzero(kinds == kind)):
                 index = torch.from_numpy(np.stack([rows, slots[rows], positions[rows]]).astype(np.int64))
                 row, slot, position = index.to(self.device)
                 own = logits[row]

@@ -11,11 +11,22 @@ Of a step's drafts, those before a position count there as if they had been put 
 what is sampled behind them is worth nothing anyway.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from glm53d.ipc.batch import Batch
+
+
+ROWS_AT_ONCE = 64
+"""Of logits; so temporary arrays do not grow with the batch: each takes 40 MB, for 155,000 ids."""
+
+
+def in_parts(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows of logits, so many as may be worked on at once."""
+    return (rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE))
 
 
 class SamplingTables:
@@ -62,8 +73,11 @@ class SamplingTables:
         rows = np.flatnonzero(self.is_biased[slots])
         if not len(rows):
             return logits
-        row, table_row = self._to_device(np.stack([rows, self.row[slots[rows]]]), torch.int64)
-        return logits.index_add(0, row, self.bias[table_row])
+        logits = logits.clone()
+        for part in in_parts(rows):
+            row, table_row = self._to_device(np.stack([part, self.row[slots[part]]]), torch.int64)
+            logits.index_add_(0, row, self.bias[table_row])
+        return logits
 
     def penalise(self, logits: Tensor, slots: np.ndarray, num_before: np.ndarray) -> Tensor:
         """[n, vocab] logits of the slots' requests, less what ids cost that were said.
@@ -76,20 +90,23 @@ class SamplingTables:
         rows = np.flatnonzero(self.is_penalised[slots])
         if not len(rows):
             return logits
-        index = np.stack([rows, slots[rows], self.row[slots[rows]], num_before[rows]])
-        row, slot, table_row, num_drafts = self._to_device(index, torch.int64)
-        said = self.said[table_row]
-        if num_before.any():
-            counts = torch.arange(self.drafts.shape[1], device=self.device) < num_drafts[:, None]
-            said.scatter_add_(1, torch.where(counts, self.drafts[slot], 0), 2 * counts.int())
-        frequency, presence, repetition = self.penalties[:, table_row]
-        before = logits[row]
-        repeated = torch.where(before > 0, before / repetition, before * repetition)
-        after = torch.where(said > 0, repeated, before)
-        times = said >> 1
-        after -= frequency * times
-        after -= presence * (times > 0)
-        return logits.index_copy(0, row, after)
+        logits = logits.clone()
+        for part in in_parts(rows):
+            index = np.stack([part, slots[part], self.row[slots[part]], num_before[part]])
+            row, slot, table_row, num_drafts = self._to_device(index, torch.int64)
+            said = self.said[table_row]
+            if num_before[part].any():
+                counts = torch.arange(self.drafts.shape[1], device=self.device) < num_drafts[:, None]
+                said.scatter_add_(1, torch.where(counts, self.drafts[slot], 0), 2 * counts.int())
+            frequency, presence, repetition = self.penalties[:, table_row]
+            before = logits[row]
+            repeated = torch.where(before > 0, before / repetition, before * repetition)
+            after = torch.where(said > 0, repeated, before)
+            times = said >> 1
+            after -= frequency * times
+            after -= presence * (times > 0)
+            logits[row] = after
+        return logits
 
     def count(self, slots: np.ndarray, samples: Tensor, num_accepted: Tensor) -> None:
         """Take in what was put out: of each slot the first 1 + num_accepted of its samples [n, 1 + k]."""

@@ -58,6 +58,17 @@ async def test_what_changes_nothing_is_taken_for_absent(client, path, neutral):
     assert await sampling_of(client, path, neutral) == await sampling_of(client, path, {})
 
 
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("fields", [{"logit_bias": {"9999999": 5}}, {"allowed_token_ids": [9999999]}])
+async def test_an_id_outside_the_vocabulary_is_refused_before_it_reaches_an_engine(client, path, fields):
+    """F-G7"""
+    if path == "/generate":
+        fields = {"sampling_params": fields}
+    answer = await client.post(path, GOOD[path] | fields)
+    assert answer.status == 400 and "9999999" in answer.body.decode() or "[0]" in answer.body.decode()
+    assert not client.engine.jobs
+
+
 async def test_generate_has_the_native_name_of_the_seed_and_refuses_parameters_that_there_are_not(client):
     assert (await sampling_of(client, "/generate", {"sampling_seed": 5, "seed": 4})).seed == 5
     assert (await sampling_of(client, "/generate", {"seed": 4})).seed == 4
