@@ -20,8 +20,8 @@ class Board:
         """Raises AbiMismatch when the segment is no board of this world."""
         self._native = _native.Board(segment, world_id)
 
-    def write_load(self, dp_rank: int, row: np.ndarray) -> None:
-        """Replace a load row by a LOAD_ROW array of one element. The leader only."""
+    def write_load(self, dp_rank: int, row: np.ndarray | bytes) -> None:
+        """Replace a load row by a LOAD_ROW array of one element, or its bytes. The leader only."""
         self._native.write_load(dp_rank, row)
 
     def read_load(self, dp_rank: int) -> np.void:

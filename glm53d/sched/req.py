@@ -30,13 +30,13 @@ MAX_LEVEL = 16  # of a request's priority, up and down: what bounds how long it 
 class ReqState(IntEnum):
     """Where a request stands. Legal changes are in NEXT."""
 
-    WAITING = 0  # in the queue: new or retracted; holds no page
-    FETCH = 1  # part of its prefix is on its way from files to host memory; holds no page of a pool
-    MOVING = 2  # has a slot and pages; part of its prefix is on its way into them
-    PREFILL = 3  # has a slot and pages; tokens of its prompt, or forced ones, are in no step yet
-    DECODE = 4  # in every step
-    DONE = 5  # nothing of it is left
-    GRAMMAR = 6  # its grammar is being compiled: it is in no queue yet
+    GRAMMAR = 0  # its grammar is being compiled: it is in no queue yet
+    WAITING = 1  # in the queue: new or retracted; holds no page
+    FETCH = 2  # part of its prefix is on its way from files to host memory; holds no page of a pool
+    MOVING = 3  # has a slot and pages; part of its prefix is on its way into them
+    PREFILL = 4  # has a slot and pages; tokens of its prompt, or forced ones, are in no step yet
+    DECODE = 5  # in every step
+    DONE = 6  # nothing of it is left
 
 
 NEXT = {
@@ -129,6 +129,8 @@ class Req:
 
         def part(dtype: type | np.dtype, count: int) -> np.ndarray:
             nonlocal offset
+            if not count:
+                return np.empty(0, dtype)
             array: np.ndarray = np.frombuffer(data, dtype, count, offset)
             offset += align8(array.nbytes)
             return array
@@ -244,8 +246,11 @@ class Slots:
         self.num_with_stops -= req.has_stops
         if req.logprobs is not None:
             self.asking.remove(slot)
-        self.leave_grammar(slot)
-        self.limit_thinking(np.array([slot]), np.array([-1]))
+        if self.num_with_grammar:
+            self.leave_grammar(slot)
+        if self.think_left[slot] >= 0:
+            self.limit_thinking(np.array([slot]), np.array([-1]))
+        self.needs_value[slot] = False
         req.slot = -1
         if self.prefix_len[slot] > self.computed_len[slot] or self.gone[slot]:
             self.gone[slot] += 1

@@ -19,7 +19,8 @@ class DecodeRows:
     @classmethod
     def make(cls, per_rank: list[int], decode_len: int) -> "DecodeRows":
         """For so many decoding requests of each attention-DP rank, decode_len tokens each."""
-        num = sum(per_rank)
+        if not (num := sum(per_rank)):
+            return NO_ROWS
         dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
         flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
         return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
@@ -38,7 +39,15 @@ class ReadyRows:
         """All decoding slots but those at the indices sit_out."""
         if not len(sit_out):
             return cls(slots, prefix_len, columns)
-        dp_rank, n = np.delete(columns.dp_rank, sit_out), len(slots) - len(sit_out)
-        num_ids = len(columns.input_ids) // len(slots) * n
-        rest = DecodeRows(dp_rank, columns.extend_len[:n], columns.flags[:n], columns.input_ids[:num_ids])
-        return cls(np.delete(slots, sit_out), np.delete(prefix_len, sit_out), rest)
+        if not (n := len(slots) - len(sit_out)):
+            return NONE_READY
+        stays = np.ones(len(slots), bool)
+        stays[sit_out] = False
+        input_ids = columns.input_ids[: len(columns.input_ids) // len(slots) * n]
+        rest = DecodeRows(columns.dp_rank[stays], columns.extend_len[:n], columns.flags[:n], input_ids)
+        return cls(slots[stays], prefix_len[stays], rest)
+
+
+_NONE = np.empty(0, np.int32)
+NO_ROWS = DecodeRows(_NONE, _NONE, _NONE, _NONE)
+NONE_READY = ReadyRows(_NONE, _NONE, NO_ROWS)

@@ -319,7 +319,7 @@ class Scheduler:
         if self.grammars is not None:
             self._take_grammars(self.grammars)
         self._expire(now_ns)
-        if self.is_paused or (ready := self._ready()) is None:
+        if not (self.reqs or self.tiers.is_on) or self.is_paused or (ready := self._ready()) is None:
             return None
         if self.tiers.is_on:
             self._end_moving()
@@ -785,7 +785,7 @@ class Scheduler:
         slot = self.slots.take(req, self._max_output(req), now_ns)
         self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
-        if (budget := req.head["thinking_budget"]) >= 0:
+        if (budget := req.head["thinking_budget"]) >= 0 and req.head["grammar_kind"] != GrammarKind.FROM_START:
             said = req.tokens[req.num_prompt_ids :]
             left = -1 if (said == self.limits.think_end).any() else max(0, budget - len(said))
             self.slots.limit_thinking(np.array([slot]), np.array([left]))

@@ -26,6 +26,7 @@ from glm53d.worker.grammar import ThreadPool
 
 log = logging.getLogger(__name__)
 
+_load_row = Packer(LOAD_ROW).row
 FOR_FOLLOWERS = (ControlOp.SHUTDOWN, ControlOp.LOG_LEVEL)
 COLLECT = Packer(CONTROL)(op=ControlOp.COLLECT)
 IDLE_WAIT_NS = 100_000_000  # how often an idle leader shows on the board that it lives
@@ -53,10 +54,6 @@ class Leader:
     last_step_ns: int = 0
     _books_at: tuple[int, int] = (-1, -1)  # step and aborts when the books were last checked
     _books_due_ns: int = 0
-    _rows: np.ndarray = field(init=False)  # [attn_dp_size] LOAD_ROW: the board's load rows
-
-    def __post_init__(self) -> None:
-        self._rows = np.zeros(len(self.sched.ranks), LOAD_ROW)
 
     def run(self) -> None:
         """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
@@ -198,7 +195,7 @@ class Leader:
             free, tree = rank.pool.num_free, rank.tree
             end = start + len(rank.decoding)
             evictable, in_tree = tree.evictable_pages, tree.num_pages
-            self._rows[i] = (
+            row = _load_row(
                 sched.step, step_start_ns, self.last_step_ns, now,
                 len(rank.decoding) + len(rank.prefilling) + len(rank.moving), sched.num_waiting if i == 0 else 0,
                 sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
@@ -210,10 +207,10 @@ class Leader:
                 tiers.hosts[i].capacity, len(tiers.hosts[i]),
                 tiers.files.capacity if i == 0 else 0, len(tiers.files) if i == 0 else 0,
                 c.cached_host_tokens, c.cached_storage_tokens, t.saved, t.loaded, t.copied, t.stored, t.fetched,
-                t.failed, c.drafts_verified, *c.drafts_accepted,
+                t.failed, c.drafts_verified, *c.drafts_accepted.tolist(),
             )  # fmt: skip
             start = end
-            self.ends.board.write_load(i, self._rows[i : i + 1])
+            self.ends.board.write_load(i, row)
 
 
 def merge(ours: StepResult, theirs: StepResult) -> StepResult:
