@@ -19,7 +19,6 @@ from torch import Tensor
 
 from glm53d.ipc.batch import Batch
 
-
 ROWS_AT_ONCE = 64
 """Of logits; so temporary arrays do not grow with the batch: each takes 40 MB, for 155,000 ids."""
 
