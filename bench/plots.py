@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -27,7 +28,7 @@ from tests.helpers.sched_world import SchedWorld, prompt_area
 MS = 1_000_000
 TARGET_MS = 15
 # Ten agents beside documents that everybody reads once: more than the pools hold.
-CROWDED = {"sessions": 10, "turns": 24, "num_pages": 5000, "documents_per_s": 8}
+CROWDED: dict[str, Any] = {"sessions": 10, "turns": 24, "num_pages": 5000, "documents_per_s": 8}
 
 
 def step_ns(batch: Batch) -> int:

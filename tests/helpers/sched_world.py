@@ -7,7 +7,7 @@ read.
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ WRONG = -7  # a draft that is refused
 
 def generate_record(
     handle: int,
-    prompt: list[int],
+    prompt: Sequence[int] | np.ndarray,
     max_new: int,
     *,
     page_size: int = 4,
@@ -203,7 +203,8 @@ class SchedWorld:
         for slot, count in zip(batch.row_slot, result.counts, strict=True):
             if count and (req := self.sched.slots.reqs[slot]) is not None and not self.sched.slots.gone[slot]:
                 self.calls_in_thought(req.handle, slot)
-                self.end_thinking(req.handle, int(req.head["thinking_budget"]))
+                if req.head["grammar_kind"] != GrammarKind.FROM_START:
+                    self.end_thinking(req.handle, int(req.head["thinking_budget"]))
                 self.cut_thought(req.handle, slot)
         results.apply(self.sched, batch, result, self.now)
 

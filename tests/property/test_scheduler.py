@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm53d.ipc.records import HELPER
-from glm53d.sched.tiers import TierLimits
+from glm53d.sched.tiers import TierCounters, TierLimits
 from tests.helpers.sched_world import SchedWorld
 
 STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
@@ -132,6 +132,8 @@ def test_random_traffic_really_retracts_aborts_and_hits_the_cache():
     assert min(sum(getattr(k, name) for k in kept) for name in ("kept", "resumed", "expired", "evicted")) > 0
     assert sum(c.aborted for c in counters) > 10
     assert sum(c.cached_tokens for c in counters) > 1000
+    moved = [w.sched.tiers.counters for w in worlds]
+    assert min(sum(getattr(m, name) for m in moved) for name in TierCounters.__slots__) > 0
 
 
 prompts = st.lists(st.integers(1, 8), min_size=1, max_size=40)  # few ids: many shared prefixes
