@@ -31,9 +31,10 @@ class Masks:
         """[n, vocab] logits without those of illegal ids. A form always holds: where a bias has ruled out every legal
         id, they are all alike.
         """
-        row, bits = torch.from_numpy(self.rows).to(logits.device), torch.from_numpy(self.bits).to(logits.device)
-        place = torch.arange(32, dtype=torch.int32, device=logits.device)
-        legal = (bits[:, :, None] >> place & 1).flatten(1)[:, : logits.shape[1]].bool()
+        row = torch.from_numpy(self.rows).to(logits.device)
+        octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)  # a word's lowest bits come first
+        place = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        legal = (octets[:, :, None] >> place & 1).flatten(1)[:, : logits.shape[1]].bool()
         masked = logits[row].masked_fill(~legal, -torch.inf)
         nothing_left = masked.isneginf().all(-1, keepdim=True)
         return logits.index_copy(0, row, masked.masked_fill(nothing_left & legal, 0.0))

@@ -267,6 +267,13 @@ def test_a_resumed_request_goes_on_where_its_output_stands(said, kind, rest):
     assert re.fullmatch(re.escape(said) + rest + r"\.", world.text(1))
 
 
+def test_no_thinking_is_ended_in_a_grammar_that_holds_from_the_first_token():
+    world = GrammarWorld()
+    world.send(1, [1, 2, 3], 30, grammar=GRAMMAR, thinking_budget=2)
+    world.run()
+    assert FORM.fullmatch(world.text(1))
+
+
 def test_length_ends_an_answer_in_the_middle_of_its_form():
     """F-E14, seen from the scheduler: `length`, and no error."""
     world = GrammarWorld()
