@@ -100,6 +100,10 @@ class TorchRunner:
         self._driver: Driver | None = CudaDriver(self.device) if self.device.type == "cuda" else None
         self._upload: Upload | None = None
         self._copies: KvCopies | None = None
+        self.share_ids: ShareIds = self.ranks.share_ids
+        self.peer_pages: PeerPages | None = None
+        self.graphs: Graphs | None = None
+        self.drafter: Drafter | None = None
         on_gpu = self.device.type == "cuda"
         self.graph_backend: Backend | None = CudaGraphs() if on_gpu and config.engine.graphs else None
         self._launched: deque[Launched] = deque()
@@ -112,18 +116,8 @@ class TorchRunner:
         folder = nano_folder() if path == "nano" else Path(path)
         model_config = ModelConfig.load(folder)
         context = self.config.model.max_context_len or model_config.max_position_embeddings
-        if context > model_config.max_position_embeddings:
-            raise StartError(
-                f"model.max_context_len is {context}, above the checkpoint's {model_config.max_position_embeddings}"
-            )
         num_drafts = self.config.speculation.num_draft_tokens
-        if num_drafts and model_config.num_nextn_predict_layers != 1:
-            raise StartError(
-                f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has "
-                f"{model_config.num_nextn_predict_layers} MTP layers instead of one: set it to 0"
-            )
-        if self.config.model.fp8_inputs and model_config.quantization_config is None:
-            raise StartError("model.fp8_inputs is set, and the checkpoint has no FP8 weights")
+        _refuse(self.config, model_config, context)
         progress("rendezvous", 0)
         self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
@@ -147,9 +141,20 @@ class TorchRunner:
         self.sampler = Sampler(self.max_slots, tables, self.eos_ids)
 
         progress("kv cache", 0)
-        page_size = self.config.kv.page_size
+        loaded = self._make_pools(model_config, context, checkpoint.bytes_read)
+        if self.graph_backend is not None:
+            self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout, self._index)
+        if mtp is not None:
+            self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.state.drafts)
+        progress("kv cache", 100)
+        return loaded
+
+    def _make_pools(self, model_config: ModelConfig, context: int, weight_bytes: int) -> Loaded:
+        """Memory for KV, here and in the host, and the ways of other ranks to it and of steps to the device."""
+        num_drafts, page_size = self.config.speculation.num_draft_tokens, self.config.kv.page_size
+        num_mtp = int(num_drafts > 0)
         shape = KvShape(model_config, page_size, self.dtype, fp8=self.config.kv.dtype == "fp8", num_mtp=num_mtp)
-        num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size), checkpoint.bytes_read)
+        num_pages = self._num_pages(sum(shape.page_bytes), -(-context // page_size), weight_bytes)
         num_pages = self.ranks.least(num_pages, self.device)  # the scheduler knows one size of pool
         max_ids = self.max_slots * (1 + num_drafts)
         pools_at = IdExchange.room_bytes(max_ids)
@@ -162,27 +167,16 @@ class TorchRunner:
         if self._driver is not None:
             ring = self._mailbox_ends.ring if self._mailbox_ends is not None else None
             self._upload = Upload(self._driver, ring.array() if ring is not None else None)
-        self.share_ids: ShareIds = self.ranks.share_ids
-        self.peer_pages: PeerPages | None = None
         if self._mailbox is not None:
             self.peer_pages = PeerPages(self._mailbox, self.cache, self.layout, pools_at)
             if self._driver is None:
                 self.share_ids = IdExchange(self._mailbox, self.layout, max_ids).share_ids
-        self.graphs: Graphs | None = None
-        if self.graph_backend is not None:
-            self.graphs = Graphs(self.graph_backend, self.model, self.cache, self.state, self.layout, self._index)
-        self.drafter: Drafter | None = None
-        if mtp is not None:
-            self.drafter = Drafter(mtp, self.cache, self.sampler, self.share_ids, self.state.drafts)
         tiers = self.config.cache
         num_host_pages = host_pages(tiers.host_bytes, sum(shape.page_bytes))
         storage = Path(tiers.storage_path) if tiers.storage_path else None
         self._copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout)
-        progress("kv cache", 100)
-        return Loaded(
-            num_pages, page_size, context, shape.bytes_per_token, checkpoint.bytes_read, num_host_pages,
-            sum(shape.page_bytes),
-        )  # fmt: skip
+        page_bytes = sum(shape.page_bytes)
+        return Loaded(num_pages, page_size, context, shape.bytes_per_token, weight_bytes, num_host_pages, page_bytes)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
@@ -335,3 +329,17 @@ class TorchRunner:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size
+
+
+def _refuse(config: Config, model: ModelConfig, context: int) -> None:
+    """Raise StartError for what this checkpoint does not have."""
+    if context > model.max_position_embeddings:
+        raise StartError(f"model.max_context_len is {context}, above the checkpoint's {model.max_position_embeddings}")
+    num_drafts, num_layers = config.speculation.num_draft_tokens, model.num_nextn_predict_layers
+    if num_drafts and num_layers != 1:
+        raise StartError(
+            f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has {num_layers} MTP layers instead of "
+            "one: set it to 0"
+        )
+    if config.model.fp8_inputs and model.quantization_config is None:
+        raise StartError("model.fp8_inputs is set, and the checkpoint has no FP8 weights")
