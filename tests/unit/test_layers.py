@@ -34,7 +34,9 @@ LAYERS = {
         never=("torch", "asyncio", "threading", "multiprocessing", "time", "datetime"),  # integers in, Batch out
     ),
     "worker": Layer(may=("config", "obs", "ipc", "kv", "sched", "runner", "grammar", "_native"), never=("aiohttp",)),
-    "runner": Layer(may=("config", "obs", "ipc.batch", "ipc.records", "ipc.mailbox", "model", "nano"), never=("aiohttp",)),
+    "runner": Layer(
+        may=("config", "obs", "ipc.batch", "ipc.records", "ipc.mailbox", "model", "nano"), never=("aiohttp",)
+    ),
     "model": Layer(may=("config",), never=("aiohttp",)),
     "obs": Layer(may=("config",), never=("aiohttp", "torch")),
     "nano": Layer(may=("model",), never=("aiohttp",)),
