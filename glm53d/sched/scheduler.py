@@ -849,8 +849,11 @@ class Scheduler:
 
     def end_moves(self, result: StepResult) -> None:
         """Who has waited for files that are there now, or are no use, goes back to its place in the queue."""
-        for fetch in self.tiers.ended(result.done, result.failed):
-            if (req := self._fetching.pop(fetch.handle, None)) is not None:
+        for handle in self.tiers.ended(result.done, result.failed):
+            if (req := self._fetching.pop(handle, None)) is not None:
+                assert req.fetch is not None
+                if not len(req.fetch.hashes):  # it waited for another's, and may yet fetch what comes behind them
+                    req.fetch = None
                 req.become(ReqState.WAITING)
                 self._enqueue(req)
 

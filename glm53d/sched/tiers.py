@@ -29,6 +29,7 @@ from glm53d.kv.tier import TierIndex
 FILE_MOVES = 4096  # that one step carries at most: what bounds its record
 MAX_STEP_PAGES = 4096  # likewise, however small pages are
 NO_MOVES = np.empty(0, PAGE_MOVE)
+NO_ENTRIES = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,14 @@ class Fetch:
 
     handle: int
     dp_rank: int
+    hashes: np.ndarray  # [n, 2]; none: it waits for another request's, and follows that
     entries: np.ndarray  # of the host index, pinned; of those that failed, -1
     files: np.ndarray  # of the index of files, pinned while on their way
     missing: np.ndarray  # how many ranks of the group have yet to read each
     left: int  # pages on their way
     is_over: bool = False  # the request needs them no more
     failed: list[int] = field(default_factory=list)
+    followers: list[int] = field(default_factory=list)  # handles
 
 
 class Tiers:
@@ -106,6 +109,7 @@ class Tiers:
         self._file_moves: deque[np.ndarray] = deque()
         self._stores: dict[int, tuple[int, int, int]] = {}  # by id: (rank, host entry, file entry)
         self._fetches: dict[int, tuple[Fetch, int]] = {}  # by id: and which of its pages
+        self._active: list[Fetch] = []  # those with pages on their way
         self._next_id = 0
         if len(stored):
             entries, _ = self.files.add(stored, filling=False)
@@ -203,7 +207,14 @@ class Tiers:
         files = self.files.find(hashes)
         reach = _first(~here & (files < 0))
         want = np.flatnonzero(~here[:reach])
-        entries, _ = host.add(hashes[want], filling=True)
+        if not len(want):
+            return None
+        for other in self._active:
+            if other.dp_rank == dp_rank and (other.hashes == hashes[want[0]]).all(axis=1).any():
+                other.followers.append(handle)
+                self.num_fetching += 1
+                return Fetch(handle, dp_rank, hashes[:0], NO_ENTRIES, NO_ENTRIES, NO_ENTRIES, 0)
+        entries = host.add(hashes[want[::-1]], filling=True)[0][::-1].copy()  # the first pages first
         reach = _first(entries < 0)  # no room for more, or another request brings it
         for entry in entries[reach:]:
             if entry >= 0:
@@ -212,7 +223,9 @@ class Tiers:
         if not len(want):
             return None
         self.files.pin(files)
-        fetch = Fetch(handle, dp_rank, entries, files, np.full(len(want), self.limits.group_size, np.int64), len(want))
+        missing = np.full(len(want), self.limits.group_size, np.int64)
+        fetch = Fetch(handle, dp_rank, hashes[want], entries, files, missing, len(want))
+        self._active.append(fetch)
         moves = _moves(MoveKind.FETCH, dp_rank, np.zeros(len(want), np.int32), entries, hashes[want])
         moves["id"] = self._new_ids(len(moves))
         for i, move_id in enumerate(moves["id"].tolist()):
@@ -301,15 +314,15 @@ class Tiers:
         self._saves_left = [self.limits.step_pages] * len(self._trees)
         return np.concatenate(moves) if moves else NO_MOVES
 
-    def ended(self, done: np.ndarray, failed: np.ndarray) -> list[Fetch]:
-        """Moves with files have ended, as a result says; which fetches are complete."""
-        complete = []
+    def ended(self, done: np.ndarray, failed: np.ndarray) -> list[int]:
+        """Moves with files have ended, as a result says; whose fetches are complete, or those that they follow."""
+        complete: list[int] = []
         for ids, filled in ((done, True), (failed, False)):
             for move_id in ids.tolist():
                 if move_id in self._stores:
                     self._end_store(*self._stores.pop(move_id), filled=filled)
                 elif (fetch := self._end_fetch(move_id, filled=filled)) is not None:
-                    complete.append(fetch)
+                    complete += [fetch.handle, *fetch.followers]
         return complete
 
     def _end_store(self, dp_rank: int, entry: int, file: int, *, filled: bool) -> None:
@@ -342,7 +355,8 @@ class Tiers:
         fetch.left -= 1
         if fetch.left:
             return None
-        self.num_fetching -= 1
+        self.num_fetching -= 1 + len(fetch.followers)
+        self._active.remove(fetch)
         if fetch.is_over:
             self.release(fetch)
         return fetch

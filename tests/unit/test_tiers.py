@@ -141,6 +141,25 @@ def test_two_that_wait_for_the_same_files_both_get_on():
     ask(world, 2, of=1)
     run_dry(world)
     assert world.sched.tiers.counters.fetched == 7 and set(world.ended) == {1, 2}
+    assert cached(world, 1) == (0, 0, 28) and sum(cached(world, 2)) == 28
+
+
+def test_who_waits_for_the_files_of_one_that_is_gone_gets_on():
+    world = tiered(stored=(1,), num_pages=30)
+    ask(world, 1)
+    ask(world, 2, of=1)
+    world.step()
+    if 1 in world.sched.reqs:
+        world.sched.abort(1)
+    run_dry(world)
+    assert world.ended[2] is FinishReason.LENGTH and sum(cached(world, 2)) == 28 and world.is_idle()
+
+
+def test_of_files_that_host_memory_cannot_take_the_first_pages_come():
+    world = tiered(stored=(1,), host_pages=4)
+    ask(world, 1)
+    run_dry(world)
+    assert cached(world, 1) == (0, 0, 16)
 
 
 def test_what_was_found_at_first_admission_stays_after_a_retraction():
