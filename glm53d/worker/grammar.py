@@ -5,29 +5,31 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 
 class ThreadPool:
-    """Threads and the jobs they were given. Used by one thread, whose wait for a job's end is wait()."""
+    """Threads and the jobs they were given. Used by one thread, which may wait for a job's end, but not for long."""
 
     def __init__(self, threads: int, name: str):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._running: list[Future[None]] = []
-
-    @property
-    def is_busy(self) -> bool:
-        """A job has not ended. One that has is forgotten here: job by job, nobody else asks for its end."""
-        self._running = [job for job in self._running if not job.done()]
-        return bool(self._running)
+        self._jobs: list[Future[None]] = []
 
     def submit(self, job: Callable[[], None]) -> None:
-        self._running.append(self._threads.submit(job))
+        self._jobs.append(self._threads.submit(job))
 
     def wait_all(self, timeout_s: float) -> None:
         """Until every job has ended, at most so long."""
-        if self.is_busy:
-            wait(self._running, timeout_s)
+        if self._jobs:
+            wait(self._jobs, timeout_s)
+            self._forget()
 
     def wait_any(self, others: "ThreadPool", timeout_s: float) -> None:
-        """Until a job of these or the others' has ended, at most so long."""
-        wait([*self._running, *others._running], timeout_s, FIRST_COMPLETED)
+        """Until a job of these or the others' has ended since the last wait, at most so long; not at all without jobs."""
+        if jobs := self._jobs + others._jobs:
+            wait(jobs, timeout_s, FIRST_COMPLETED)
+            self._forget()
+            others._forget()
+
+    def _forget(self) -> None:
+        """Jobs that have ended: a later wait is for others."""
+        self._jobs = [job for job in self._jobs if not job.done()]
 
     def close(self) -> None:
         """Jobs that have begun are not waited for: the process ends."""
