@@ -39,8 +39,9 @@ class KvCopies:
         self._ends = np.cumsum([pages.shape[1] for pages in cache.pages]).tolist()
         page_bytes, device = self._ends[-1], cache.pages[0].device
         self._on_gpu = device.type == "cuda"
+        is_pinned = self._on_gpu and num_host_pages > 0
         try:
-            self._host = torch.zeros(num_host_pages, page_bytes, dtype=torch.uint8, pin_memory=self._on_gpu)
+            self._host = torch.zeros(num_host_pages, page_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         except RuntimeError as error:
             num_bytes = num_host_pages * page_bytes
             raise StartError(f"cache.host_bytes: {num_bytes} bytes of host memory cannot be had: {error}") from None
@@ -50,7 +51,10 @@ class KvCopies:
         if self._on_gpu:
             self._stream = torch.cuda.Stream(device)
             self._loaded: torch.cuda.Event | None = None
-            self._buffers = [torch.empty(BUFFER_PAGES, page_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+            self._buffers = [
+                torch.empty(BUFFER_PAGES if num_host_pages else 0, page_bytes, dtype=torch.uint8, device=device)
+                for _ in ("saves", "loads")
+            ]
 
     def begin_step(self, moves: np.ndarray) -> None:
         """Queue what a batch carries; called before its rows are, for batches without moves too."""
