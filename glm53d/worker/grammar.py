@@ -12,6 +12,7 @@ class ThreadPool:
         self._jobs: list[Future[None]] = []
 
     def submit(self, job: Callable[[], None]) -> None:
+        self._forget()
         self._jobs.append(self._threads.submit(job))
 
     def wait_all(self, timeout_s: float) -> None:
@@ -21,7 +22,7 @@ class ThreadPool:
             self._forget()
 
     def wait_any(self, others: "ThreadPool", timeout_s: float) -> None:
-        """Until a job of these or the others' has ended since the last wait, at most so long; not at all without jobs."""
+        """Until a job of these or the others' has ended since it was last looked at, at most so long."""
         if jobs := self._jobs + others._jobs:
             wait(jobs, timeout_s, FIRST_COMPLETED)
             self._forget()
