@@ -152,7 +152,7 @@ class Counters:
     finished: int = 0
     aborted: int = 0
     retracted: int = 0
-    dropped: int = 0  # tokens sampled for requests that had ended while their step ran
+    dropped: int = 0  # tokens sampled for requests that had ended while their step ran, or whose grammar had begun
     drafts_verified: int = 0  # times that a request's drafts were held against the model
     drafts_accepted: np.ndarray = field(default_factory=lambda: np.zeros(MAX_DRAFTS, np.int64))  # by place among them
     thinking_forced: int = 0  # times that thinking was ended because its budget was used up

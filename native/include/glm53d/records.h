@@ -257,7 +257,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, stale_records)                                             \
   F(uint64_t, books_checked)   /* times the books were found in order */ \
   F(uint64_t, expired)         /* waited too long, or too late for their deadline */ \
-  F(uint64_t, dropped)         /* tokens sampled for requests that had ended */ \
+  F(uint64_t, dropped)         /* tokens sampled that did not count */ \
   F(uint64_t, thinking_forced) /* times that a thinking budget was used up */ \
   F(uint64_t, sessions_kept)   /* prefixes kept behind turns that will go on */ \
   F(uint64_t, sessions_resumed) /* the next turn came */ \
