@@ -103,7 +103,8 @@ class Metrics:
         """Count a generation that has ended; `tokens` by kind: prompt, cached, completion, reasoning."""
         self._finished.labels(endpoint, reason).inc()
         for kind, count in tokens.items():
-            self._tokens[kind].inc(count)
+            if count:
+                self._tokens[kind].inc(count)
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
         self._queue.observe(queue_s)

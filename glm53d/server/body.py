@@ -43,7 +43,7 @@ async def read(request: web.Request, timeout_s: float) -> tuple[bytes, int]:
     if request.content_length is not None and request.content_length > limit:
         raise PayloadTooLarge(f"The body has {request.content_length} bytes, the limit is {limit}.")
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(None if request.content.is_eof() else timeout_s):  # a timer only for what lacks
             body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise PayloadTooLarge(f"The body is over the limit of {limit} bytes.") from None

@@ -7,8 +7,8 @@ that leaves cancels the handler, whatever it waits for: so both abort in `finall
 import asyncio
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +58,7 @@ OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.encode(body.ErrorBo
 
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)
+NUM_BYTES = web.RequestKey("num_bytes", int)  # of the body
 NUM_CUT = web.RequestKey("num_cut", int)
 """Tokens that the prompt lost at its beginning: any answer says so in a header. [R20]"""
 
@@ -66,6 +67,7 @@ async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -
     """The typed body and when its last byte was read. Raises NotReady, then whatever is wrong with the body."""
     service = request.app[SERVICE]
     raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
+    request[NUM_BYTES] = len(raw)
     is_ready, _ = service.engine.ready()
     if not is_ready:  # limits, vocabulary and defaults are known only from then on
         raise NotReady(f"No work is accepted: the server is {service.engine.state}.")
@@ -76,7 +78,7 @@ def choose_rid(request: web.Request, given: str | None) -> str:
     """The request's outside id: from the body, the X-Request-Id header, or a fresh one. [R12]"""
     rid, where = (given, "rid") if given is not None else (request.headers.get("X-Request-Id"), "X-Request-Id")
     if rid is None:
-        rid = uuid.uuid4().hex
+        rid = secrets.token_hex(16)
     else:
         check_rid(rid, where)
     request[RID] = rid
@@ -127,7 +129,7 @@ async def plain(request: web.Request, job: Job) -> Finish:
 async def plain_all(request: web.Request, jobs: Sequence[Job], n: int) -> list[Finish]:
     """Run all answers to one request to their ends, n of them to each prompt. [R20]"""
     engine = request.app[SERVICE].engine
-    streams = await engine.submit_all(jobs, n)
+    streams = await engine.submit_all(jobs, n, request[NUM_BYTES])
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     try:
         finishes = [await stream.finished() for stream in streams]
@@ -169,7 +171,7 @@ async def streamed_all(
     """
     service = request.app[SERVICE]
     job = answers[0].job
-    streams = await service.engine.submit_all([answer.job for answer in answers], n)
+    streams = await service.engine.submit_all([answer.job for answer in answers], n, request[NUM_BYTES])
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     events = EventStream(request, streams, service.config.server.keepalive_s, wire.keep_alive)
     try:
