@@ -10,13 +10,14 @@ runs at a time.
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glm53d.errors import EngineError
+from glm53d.errors import EngineError, StartError
 from glm53d.ipc.mailbox import MailboxEnds, Signals
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
@@ -77,10 +78,25 @@ class ShmMailbox:
     """The form for the CPU: memory segments that all ranks map."""
 
     def __init__(self, ends: MailboxEnds, num_bytes: int, timeout_s: float):
+        """Raises StartError when the memory cannot be had.
+
+        It is backed as it is made, unlike a process's own: more than there is would not be refused, but have the kernel
+        kill whatever process it chooses. So all ranks look before any takes.
+        """
         self._ends = ends
         self._rank, num_ranks = ends.signals.rank, ends.signals.num_ranks
         self._signals = [Signal(ends.signals, rank, timeout_s) for rank in range(num_ranks)]
-        ends.memories[self._rank].set_size(num_bytes)
+        meet(self, self._rank, num_ranks)
+        if num_bytes * num_ranks > (free := available_bytes()):
+            raise StartError(
+                f"KV of {num_bytes} bytes for each of {num_ranks} ranks does not fit the {free} bytes of memory that "
+                "are free: lower kv.num_pages or kv.memory_bytes"
+            )
+        meet(self, self._rank, num_ranks)
+        try:
+            ends.memories[self._rank].set_size(num_bytes)
+        except OSError as error:
+            raise StartError(f"{num_bytes} bytes of shared memory for KV cannot be had: {error.strerror}") from None
         meet(self, self._rank, num_ranks)
         self._memories = [torch.from_numpy(memory.array()) for memory in ends.memories]
         for memory in ends.memories:
@@ -111,6 +127,13 @@ def meet(mailbox: Mailbox, rank: int, num_ranks: int, timeout_s: float | None = 
         signal.tell()
     for signal in others:
         signal.wait(timeout_s)
+
+
+def available_bytes() -> int:
+    """Of the machine's memory, what can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(available.split()[1]) * 1024
 
 
 class IdExchange:

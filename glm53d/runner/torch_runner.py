@@ -28,7 +28,7 @@ from glm53d.runner.base import Loaded, Progress, host_pages
 from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
 from glm53d.runner.graphs import Backend, CudaGraphs, Graphs, SlotState
 from glm53d.runner.kv_copy import KvCopies
-from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox
+from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox, available_bytes
 from glm53d.runner.masks import Masks
 from glm53d.runner.rows import Rows, within
 from glm53d.runner.sampler import Sampler
@@ -326,9 +326,7 @@ class TorchRunner:
         """This rank's part of a quarter of the machine's available memory; of a GPU, what --check plans with."""
         if self.device.type == "cuda":
             return max(0, int(torch.cuda.mem_get_info()[1] * (1 - KEPT_SHARE)) - KEPT_BYTES - weight_bytes)
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024 // 4 // self.layout.tp_size
+        return available_bytes() // 4 // self.layout.tp_size
 
 
 def _refuse(config: Config, model: ModelConfig, context: int) -> None:

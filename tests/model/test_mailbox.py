@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from glm53d.errors import EngineError, PeerGone
+from glm53d.errors import EngineError, PeerGone, StartError
 from glm53d.ipc import mailbox
 from glm53d.ipc.mailbox import MailboxEnds
 from glm53d.ipc.segment import Segment
@@ -60,6 +60,28 @@ def test_a_peer_that_says_nothing_is_an_error_in_time_and_one_that_is_gone_at_on
     second.close()
     with pytest.raises(PeerGone):
         first.signal(1).wait()
+
+
+def test_more_memory_than_there_is_is_refused_before_any_rank_takes_its_own(monkeypatch):
+    """It was taken, all of it, and the kernel killed processes until there was room."""
+    monkeypatch.setattr("glm53d.runner.mailbox.available_bytes", lambda: 10_000)
+    signals, memories = mailbox.create(WORLD, 2)
+    refused: list[str] = []
+
+    def make(rank: int) -> None:
+        try:
+            ShmMailbox(MailboxEnds.open(attach(signals), [attach(m) for m in memories], WORLD, rank), 6_000, 60.0)
+        except StartError as error:
+            refused.append(error.message)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 2 and "KV of 6000 bytes for each of 2 ranks does not fit the 10000 bytes" in refused[0]
+    assert all(attach(memory).size == 0 for memory in memories)
+    assert all(box.local.shape == (5_000,) for box in mailboxes(2, 5_000))  # just what there is
 
 
 @pytest.mark.parametrize(("attn_dp_size", "owners"), [(1, [0]), (2, [0, 2]), (4, [0, 1, 2, 3])])
