@@ -46,7 +46,7 @@ class SimRunner:
         self._sim = config.sim
         self._page_size = config.kv.page_size
         self._dp_rank = attn_dp_rank
-        self._writes_files = attn_tp_rank == 0
+        self._owns_rows = attn_tp_rank == 0  # of a group, one answers, and writes files
         self._num_base_ids = num_base_ids
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -99,7 +99,7 @@ class SimRunner:
             self._note_roles(batch)
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
-        sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0)
+        sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0) & self._owns_rows
         prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - int(np.count_nonzero(mine & fed))
         us = self._sim.base_ms * 1e3 if batch.num_rows else 0.0
         us += self._sim.per_prefill_token_us * prefill_tokens
@@ -128,18 +128,20 @@ class SimRunner:
         if count[MoveKind.PEER]:
             brought += count[MoveKind.PEER] / self._cache.peer_bytes_per_s
         if self._files is not None:
-            is_file = mine["kind"] >= MoveKind.STORE if self._writes_files else mine["kind"] == MoveKind.FETCH
+            is_file = mine["kind"] >= MoveKind.STORE if self._owns_rows else mine["kind"] == MoveKind.FETCH
             self._files.submit(mine[is_file], lambda: None)
         return float(count[MoveKind.SAVE] / self._cache.host_bytes_per_s + max(us, brought))
 
-    def _logprobs(self, batch: Batch, sampled: np.ndarray, ids: np.ndarray) -> Logprobs:
-        """Of our rows that ask: prompt tokens that are targets, then what was sampled."""
+    def _logprobs(self, batch: Batch, sampled: np.ndarray, ids: np.ndarray) -> Logprobs | None:
+        """Of our rows that ask: prompt tokens that are targets, then what was sampled. None: there are none yet."""
         row_of = np.repeat(np.arange(batch.num_rows), batch.row_extend_len)
         ends = np.cumsum(batch.row_extend_len)
         position_of = np.arange(batch.num_tokens) + (batch.row_prefix_len + batch.row_extend_len - ends)[row_of]
-        wanted = np.flatnonzero(batch.targets >= 0)
+        wanted = np.flatnonzero((batch.targets >= 0) & self._owns_rows)
         wanted = wanted[batch.row_dp_rank[row_of[wanted]] == self._dp_rank]
         said = np.flatnonzero(sampled & (batch.top_logprobs >= 0))
+        if not (len(wanted) or len(said)):
+            return None
         rows, token = np.concatenate([row_of[wanted], said]), np.concatenate([batch.targets[wanted], ids[said]])
         position = 1 + np.concatenate([position_of[wanted], position_of[ends[said] - 1]])
         behind = np.maximum(np.arange(-1, batch.top_logprobs.max()), 0)  # of the token itself, and of those beside it

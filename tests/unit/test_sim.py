@@ -80,3 +80,30 @@ def test_a_slot_forgets_who_had_it_before():
 def test_a_script_for_tools_alone_is_refused():
     with pytest.raises(StartError, match="no token"):
         runner(after_tools="two")
+
+
+def asking(ids: list[int], flags: int, targets: list[int]) -> Batch:
+    """A step of one row, which wants its tokens' logprobs, and those of these of its prompt."""
+    row = (np.array([value], np.int32) for value in (0, 0, 0, len(ids), flags))
+    return Batch(
+        1, 0, *row, input_ids=np.array(ids, np.int32), dp_num_tokens=np.array([len(ids)], np.int32),
+        top_logprobs=np.zeros(1, np.int32), targets=np.array(targets, np.int32),
+    )  # fmt: skip
+
+
+def test_a_chunk_of_a_prompt_that_asks_only_for_its_outputs_logprobs_has_none():
+    """An empty block of them is nothing that a result may hold."""
+    sim = runner()
+    sim.launch(asking([TEXT, TEXT], 0, []))
+    assert sim.collect().logprobs is None
+
+
+def test_of_a_group_one_rank_answers():
+    """Two that give the same rows' logprobs are more than the rows have."""
+    for attn_tp_rank, count in ((0, 1), (1, 0)):
+        sim = SimRunner(Config(sim=Sim(base_ms=0)), 0, 4, 1000, TOKENIZER, attn_tp_rank=attn_tp_rank)
+        sim.load(lambda phase, percent: None)
+        sim.launch(asking([TEXT, TEXT], ROW_SAMPLE, [TEXT, -1]))
+        result = sim.collect()
+        assert result.counts.tolist() == [count]
+        assert (0 if result.logprobs is None else len(result.logprobs.rows)) == 2 * count
