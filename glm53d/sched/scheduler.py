@@ -48,6 +48,7 @@ from glm53d.sched.queue import WaitingQueue
 from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
+from glm53d.sched.sources import Sources
 from glm53d.sched.tables import MAX_BIASES, add_tables, entries_of
 from glm53d.sched.throttle import Throttle
 from glm53d.sched.tiers import NO_TIERS, Loads, TierLimits, Tiers
@@ -202,6 +203,7 @@ class Scheduler:
         self.counters = Counters()
         self.cost = StepCost()
         self.prefill_rate = Rate()
+        self.sources = Sources(trees, self.tiers, self.prefill_rate, limits.page_size)
         self.longest_gap = LongestGap()
         self.last_result_ns = 0  # when the last step's result was applied
         self.step = 0
@@ -673,8 +675,13 @@ class Scheduler:
             if req.needs_table and not rank.table_rows:
                 continue
             matched, node = rank.tree.match(req.hashes[:usable], self.step)
-            if self.tiers.is_on and req.fetch is None and self._fetch(req, dp_rank, matched, usable):
-                return req
+            if self.tiers.is_on and req.fetch is None:
+                req.fetch = self.sources.fetch(req.handle, dp_rank, req.hashes[:usable], matched)
+                if req.fetch is not None:
+                    self.waiting.remove(req)
+                    req.become(ReqState.FETCH)
+                    self._fetching[req.handle] = req
+                    return req
             need = policy.pages_for(len(req.tokens) + self.limits.headroom, size) - matched
             rank.tree.lock(node)  # before evicting, or the match itself could go
             pages = self._allocate(rank, need, headroom=len(rank.decoding), at_once=False)
@@ -684,47 +691,12 @@ class Scheduler:
                     return None  # it gets the rest in the next steps
                 continue
             self.waiting.remove(req)
-            loads = self._loads(req, dp_rank, matched, usable) if self.tiers.is_on else None
+            loads = None
+            if self.tiers.is_on:
+                loads = self.sources.loads(dp_rank, req.hashes[:usable], matched, req.fetch, self.step)
             self._start(req, dp_rank, node, rank.tree.pages(node), pages, loads, now_ns)
             return req
         return None
-
-    def _fetch(self, req: Req, dp_rank: int, matched: int, usable: int) -> bool:
-        """Have files of its prefix brought into a rank's host memory, if there are any and that is worth it."""
-        tiers = self.tiers.limits
-        if self._saved_share(tiers.fetch_ns + tiers.load_ns) == 0.0:
-            return False
-        _, num_peer = self._peer(req, dp_rank, usable)
-        req.fetch = self.tiers.fetch(req.handle, dp_rank, req.hashes[matched:usable], max(0, num_peer - matched))
-        if req.fetch is None:
-            return False
-        self.waiting.remove(req)
-        req.become(ReqState.FETCH)
-        self._fetching[req.handle] = req
-        return True
-
-    def _loads(self, req: Req, dp_rank: int, matched: int, usable: int) -> Loads | None:
-        """What of its prefix comes into a rank's pool from elsewhere; None: nothing."""
-        peer, num_peer = self._peer(req, dp_rank, usable)
-        node, pages = 0, np.empty(0, np.int32)
-        if num_peer > matched:
-            _, node = self.ranks[peer].tree.match(req.hashes[:num_peer], self.step)
-            pages = self.ranks[peer].tree.pages(node)[matched:]
-        hashes = req.hashes[matched:usable]
-        with_host = self._saved_share(self.tiers.limits.load_ns) > 0.0
-        return self.tiers.loads(dp_rank, hashes, with_host, (peer, node), pages, req.fetch)
-
-    def _peer(self, req: Req, dp_rank: int, usable: int) -> tuple[int, int]:
-        """The other rank that has most of its prefix, and how many pages; (-1, 0) where copying is not worth it."""
-        peer_ns = self.tiers.limits.peer_ns
-        if len(self.ranks) == 1 or peer_ns < 0 or self._saved_share(peer_ns) == 0.0:
-            return -1, 0
-        counts = [(rank.tree.peek(req.hashes[:usable]), -rank.index) for rank in self.ranks if rank.index != dp_rank]
-        count, index = max(counts)
-        return -index, count
-
-    def _saved_share(self, move_ns: int) -> float:
-        return policy.saved_share(move_ns, self.prefill_rate.ns_of(self.limits.page_size))
 
     def _preference(self, req: Req, usable: int) -> list[int]:
         if req.wanted_rank >= 0:
@@ -733,7 +705,7 @@ class Scheduler:
             return [0]
         size, slots = self.limits.page_size, self.slots
         session_rank = self.sessions.rank_of(req.session)
-        cached = self._cached_by_rank(req, usable)
+        cached = self.sources.cached_by_rank(req.hashes[:usable])
         loads = [
             RankLoad(
                 queued_prefill=sum(
@@ -751,21 +723,6 @@ class Scheduler:
             order.remove(req.fetch.dp_rank)
             order.insert(0, req.fetch.dp_rank)
         return order
-
-    def _cached_by_rank(self, req: Req, usable: int) -> list[float]:
-        """Pages of its prefix in each rank's pool; those that would come from elsewhere count as what they save."""
-        hashes, limits = req.hashes[:usable], self.tiers.limits
-        counts = [rank.tree.peek(hashes) for rank in self.ranks]
-        if not self.tiers.is_on:
-            return [float(count) for count in counts]
-        load, fetch = self._saved_share(limits.load_ns), self._saved_share(limits.load_ns + limits.fetch_ns)
-        copy = self._saved_share(limits.peer_ns) if limits.peer_ns >= 0 else 0.0
-        most = max(counts) if copy else 0
-        cached = []
-        for rank, count in zip(self.ranks, counts, strict=True):
-            num_host, num_peer, num_files = self.tiers.num_found(rank.index, hashes[count:], max(0, most - count))
-            cached.append(count + load * num_host + copy * num_peer + fetch * num_files)
-        return cached
 
     def _start(
         self, req: Req, dp_rank: int, node: int, matched: np.ndarray, pages: np.ndarray, loads: Loads | None,
