@@ -160,7 +160,7 @@ class Grammar(Section, frozen=True):
     compile_s: Annotated[float, doc("CPU time that compiling a grammar may take; beyond it the request is a 400.", gt=0)] = 1.0
     processes: Annotated[int, doc("Grammars that are compiled at once: first in a process each, that can be killed, then in rank 0.", ge=1, le=64)] = 2  # fmt: skip
     max_cached: Annotated[int, doc("Grammars kept compiled; the one used longest ago goes first.", ge=1)] = 128
-    threads: Annotated[int, doc("Threads of rank 0 that compute which tokens are legal next.", ge=1, le=64)] = 2
+    threads: Annotated[int, doc("Threads of rank 0 that compute which tokens are legal next.", ge=1, le=64)] = 4
     auto_calls: Annotated[bool, doc("Calls that the model may make are held to their tools' schemas as well, as if all tools were strict; else only calls that it must make are.")] = False  # fmt: skip
 
 

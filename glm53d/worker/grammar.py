@@ -10,16 +10,18 @@ class ThreadPool:
     def __init__(self, threads: int, name: str):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._jobs: list[Future[None]] = []
+        self._new: list[Future[None]] = []  # of these, since the last wait for such
 
     def submit(self, job: Callable[[], None]) -> None:
         self._forget()
-        self._jobs.append(self._threads.submit(job))
+        self._new.append(self._threads.submit(job))
+        self._jobs.append(self._new[-1])
 
-    def wait_all(self, timeout_s: float) -> None:
-        """Until every job has ended, at most so long."""
-        if self._jobs:
-            wait(self._jobs, timeout_s)
-            self._forget()
+    def wait_new(self, timeout_s: float) -> None:
+        """Until the jobs since the last such wait have ended, at most so long: who is late is not waited for again."""
+        if self._new:
+            wait(self._new, timeout_s)
+            self._new = []
 
     def wait_any(self, others: "ThreadPool", timeout_s: float) -> None:
         """Until a job of these or the others' has ended since it was last looked at, at most so long."""
@@ -31,6 +33,7 @@ class ThreadPool:
     def _forget(self) -> None:
         """Jobs that have ended: a later wait is for others."""
         self._jobs = [job for job in self._jobs if not job.done()]
+        self._new = [job for job in self._new if not job.done()]
 
     def close(self) -> None:
         """Jobs that have begun are not waited for: the process ends."""

@@ -59,7 +59,7 @@ class Leader:
         """Until shutdown. Raises PeerGone when main or a follower is gone, EngineError when a step goes wrong."""
         while not self.stopping:
             self.drain_inbox()
-            self.masking.wait_all(MASKS_WAIT_S)
+            self.masking.wait_new(MASKS_WAIT_S)
             batch = self.sched.next_batch(time.monotonic_ns())
             if batch is not None:
                 self.launch(batch)

@@ -115,6 +115,13 @@ def test_an_illegal_id_is_an_error_of_its_request_and_of_no_other():
     assert b"b" in right.texts and set(ENDS) <= set(right.legal)
 
 
+def test_an_object_that_may_lack_very_many_properties_can_be_followed():
+    """A limit of the library's ended such an answer behind its first brace."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(900)}}
+    follower = Follower(f"start: %json {json.dumps(wide)}").spell('{"p7":1,"p88":-2')
+    assert not follower.matcher.error and {b",", b"}"} <= follower.texts
+
+
 def test_several_ids_at_once_are_taken_in_order():
     once, bytewise = Follower('start: %json {"type": "object"}'), Follower('start: %json {"type": "object"}')
     text = '{"key": [1, 2, {"deep": null}], "more'

@@ -22,8 +22,17 @@ def test_a_wait_ends_with_the_jobs(pools):
     done: list[int] = []
     for i in range(3):
         pools[0].submit(lambda i=i: done.append(i))
-    pools[0].wait_all(LONG_S)
+    pools[0].wait_new(LONG_S)
     assert done == [0, 1, 2]
+
+
+def test_a_job_that_is_late_is_waited_for_once(pools):
+    stuck = threading.Event()
+    pools[0].submit(lambda: stuck.wait(LONG_S) and None)
+    pools[0].wait_new(0.01)
+    pools[0].wait_new(LONG_S)
+    assert not stuck.is_set()
+    stuck.set()
 
 
 def test_a_wait_for_any_ends_with_the_first_of_either_pool(pools):
@@ -39,7 +48,7 @@ def test_a_job_that_has_ended_is_not_waited_for_again(pools):
     """Else whoever waits for another one would spin."""
     stuck = threading.Event()
     pools[1].submit(lambda: None)
-    pools[1].wait_all(LONG_S)
+    pools[1].wait_any(pools[0], LONG_S)
     pools[0].submit(lambda: stuck.wait(LONG_S) and None)
     begun = threading.Timer(0.05, stuck.set)
     begun.start()
@@ -48,5 +57,5 @@ def test_a_job_that_has_ended_is_not_waited_for_again(pools):
 
 
 def test_nobody_waits_where_no_job_runs(pools):
-    pools[0].wait_all(LONG_S)
+    pools[0].wait_new(LONG_S)
     pools[0].wait_any(pools[1], LONG_S)
