@@ -121,7 +121,8 @@ def cached_object(usage: Usage) -> dict[str, Json]:
 
 def cached_by_tier(usage: Usage) -> dict[str, Json]:
     """SGLang's `cached_tokens_details`."""
-    return {"device": usage.cached_device, "host": usage.cached_host, "storage": usage.cached_storage}
+    tiers: dict[str, Json] = {"device": usage.cached_device, "host": usage.cached_host, "storage": usage.cached_storage}
+    return tiers | ({"storage_backend": "file"} if usage.cached_storage else {})
 
 
 def to_choice(choice: str | dict[str, Json] | None, param: str) -> Choice:

@@ -26,7 +26,9 @@ async def answer(http: aiohttp.ClientSession, url: str, first_id: int) -> dict[s
     body = {"input_ids": [first_id, *range(10, 9 + 25 * PAGE)], "sampling_params": {"max_new_tokens": 2}}
     async with http.post(url + "/generate", json=body) as response:
         assert response.status == 200, await response.text()
-        return (await response.json())["meta_info"]["cached_tokens_details"]
+        details = (await response.json())["meta_info"]["cached_tokens_details"]
+        assert (details.pop("storage_backend", None) == "file") == (details["storage"] > 0)
+        return details
 
 
 async def loads(http: aiohttp.ClientSession, url: str) -> dict[str, int]:

@@ -136,8 +136,9 @@ async def test_what_ended_the_text_is_told_in_every_dialect(client, path, stream
 )
 async def test_cached_tokens_are_told_apart_by_tier_when_a_slower_one_gave_some(client, path, body, where):
     """[R27] Anthropic's usage has no place for that; /generate always has it."""
-    by_tier = {"device": 1, "host": 2, "storage": 1}
+    by_tier: dict = {"device": 1, "host": 2, "storage": 1}
     client.engine.cached = tuple(by_tier.values())
+    by_tier |= {"storage_backend": "file"}
     usage = (await client.post(path, body)).json["usage"]
     assert usage[where] == {"cached_tokens": 4, "cached_tokens_details": by_tier}
     meta = (await client.post(NATIVE, {"text": "x"})).json["meta_info"]
