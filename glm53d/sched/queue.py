@@ -62,10 +62,10 @@ class WaitingQueue:
             heapq.heapify(self._expiries)
 
     def pop_expired(self, now_ns: int) -> list[Req]:
-        """Requests whose time is over; they are still in the queue. Those once admitted do not expire."""
+        """Requests whose time is over; they still wait, here or for files. Those once admitted do not expire."""
         expired = []
         while self._expiries and self._expiries[0][0] <= now_ns:
             _, _, req = heapq.heappop(self._expiries)
-            if req.state is ReqState.WAITING and not req.admitted_ns:
+            if req.state in (ReqState.WAITING, ReqState.FETCH) and not req.admitted_ns:
                 expired.append(req)
-        return list(dict.fromkeys(expired))  # who was away for files has two entries
+        return list(dict.fromkeys(expired))  # who was away for files and came back has two entries

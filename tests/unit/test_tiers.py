@@ -13,10 +13,14 @@ from tests.helpers.sched_world import KEY, SchedWorld
 PROMPTS = {handle: [handle] * 4 + list(range(10, 34)) + [handle] for handle in range(1, 9)}  # 7 full pages each
 
 
+def hashes_of(handle: int) -> np.ndarray:
+    return page_hashes(np.array(PROMPTS[handle], np.int32), 4, KEY, bytes(16))
+
+
 def tiered(stored: tuple[int, ...] = (), *, num_pages: int = 12, attn_dp_size: int = 1, **limits: int) -> SchedWorld:
     """A pool that holds one prompt and a bit of another, beside a larger host pool; stored: prompts in files."""
     sizes = {"host_pages": 40, "file_pages": 100, "step_pages": 100} | limits
-    hashes = [page_hashes(np.array(PROMPTS[handle], np.int32), 4, KEY, bytes(16)) for handle in stored]
+    hashes = [hashes_of(handle) for handle in stored]
     known = np.concatenate(hashes) if hashes else np.empty((0, 2), np.uint64)
     world = SchedWorld(
         eos_chance=0,
@@ -155,6 +159,17 @@ def test_who_waits_for_the_files_of_one_that_is_gone_gets_on():
     assert world.ended[2] is FinishReason.LENGTH and sum(cached(world, 2)) == 28 and world.is_idle()
 
 
+def test_a_disk_that_does_not_answer_keeps_nobody_for_ever():
+    world = SchedWorld(
+        eos_chance=0, num_pages=12, queue_timeout_ns=50,
+        tiers=TierLimits(host_pages=40, file_pages=100), stored=hashes_of(1),
+    )  # fmt: skip
+    world.kv.end_step = lambda batch: (np.empty(0, np.int32), np.empty(0, np.int32))  # type: ignore[method-assign]
+    ask(world, 1)
+    run_dry(world)
+    assert world.ended[1] is FinishReason.ERROR and world.sched.counters.expired == 1 and world.now >= 50
+
+
 def test_of_files_that_host_memory_cannot_take_the_first_pages_come():
     world = tiered(stored=(1,), host_pages=4)
     ask(world, 1)
@@ -209,7 +224,7 @@ def test_placement_counts_a_prefix_in_host_memory_as_what_it_saves():
     for handle in (2, 3):
         ask(world, handle, dp_rank=1)
         run_dry(world)
-    assert world.sched.ranks[1].tree.peek(page_hashes(np.array(PROMPTS[1], np.int32), 4, KEY, bytes(16))) < 7
+    assert world.sched.ranks[1].tree.peek(hashes_of(1)) < 7
     ask(world, 4, of=1)
     run_dry(world)
     assert int(world.last_heads[4]["dp_rank"]) == 1 and cached(world, 4)[1] > 0
