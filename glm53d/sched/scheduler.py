@@ -999,14 +999,12 @@ class Scheduler:
         """Give up what waited too long, what has a deadline that it cannot meet any more, and what sessions keep."""
         self.sessions.expire(now_ns)
         for req in self.waiting.pop_expired(now_ns):
-            self.waiting.remove(req)
             timed_out = self.limits.queue_timeout_ns and now_ns - req.inbox_ns >= self.limits.queue_timeout_ns
-            self._end_unadmitted(req, FinishReason.ERROR, TIMED_OUT if timed_out else LATE)
+            self._give_up(req, FinishReason.ERROR, TIMED_OUT if timed_out else LATE)
             self.counters.expired += 1
         for rank in self.ranks:
-            for req in [
-                r for r in [*rank.moving, *rank.prefilling] if r.deadline_ns and r.deadline_ns <= now_ns and not r.num_output_ids
-            ]:
+            prompts = [req for req in (*rank.moving, *rank.prefilling) if req.deadline_ns and not req.num_output_ids]
+            for req in [req for req in prompts if req.deadline_ns <= now_ns]:
                 self.throttle.fail(req, LATE)
                 self.finish(req)
                 self.counters.expired += 1
