@@ -23,8 +23,9 @@ from glm53d._native import ByteVocab
 from glm53d.ipc.batch import Batch, StepResult
 from glm53d.ipc.records import OUTPUT, ROW_FEED, ROW_SAMPLE, MoveKind
 from glm53d.sched import results
+from glm53d.sched.limits import Limits
 from glm53d.sched.placement import POLICIES
-from glm53d.sched.scheduler import Limits, Scheduler
+from glm53d.sched.scheduler import Scheduler
 from glm53d.sched.tiers import NO_TIERS, TierLimits
 from tests.helpers.sched_world import generate_record
 

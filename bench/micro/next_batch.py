@@ -14,7 +14,8 @@ from bench.measure import Row, make_parser, percentile, report
 from glm53d._native import ByteVocab
 from glm53d.ipc.batch import StepResult
 from glm53d.sched import results
-from glm53d.sched.scheduler import Limits, Scheduler
+from glm53d.sched.limits import Limits
+from glm53d.sched.scheduler import Scheduler
 from tests.helpers.sched_world import generate_record
 
 PAGE, PROMPT, STEPS = 64, 100, 256

@@ -34,6 +34,7 @@ from glm53d.ipc.records import (
     STOP_IN_CONTENT,
     FinishReason,
     GrammarKind,
+    Packer,
 )
 from glm53d.kv.books import check as check_books
 from glm53d.kv.events import KvEvents
@@ -41,6 +42,7 @@ from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
 from glm53d.sched.grammar import FAILED, Grammars
+from glm53d.sched.limits import Limits
 from glm53d.sched.logprobs import MAX_STEP_TARGETS
 from glm53d.sched.measure import LongestGap, Rate, StepCost
 from glm53d.sched.placement import POLICIES, RankLoad
@@ -49,82 +51,15 @@ from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
 from glm53d.sched.sources import Sources
-from glm53d.sched.tables import MAX_BIASES, add_tables, entries_of
+from glm53d.sched.tables import add_tables, entries_of
 from glm53d.sched.throttle import Throttle
-from glm53d.sched.tiers import NO_TIERS, Loads, TierLimits, Tiers
+from glm53d.sched.tiers import Loads, Tiers
 
 MAX_DRAFTS = 5  # of a request and step
-ROW_COLUMNS = ("row_slot", "row_prefix_len", "row_dp_rank", "row_extend_len", "row_flags")
 LATE = "deadline_exceeded: the first token could not come before the request's deadline"
 TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
 POLL_US = 2000  # how long a step without rows waits for a file that a request waits for
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What was found at start: the ranks' pools and the model's context."""
-
-    attn_dp_size: int
-    num_pages: int  # per attention-DP rank
-    page_size: int
-    max_context_len: int
-    max_running: int
-    max_step_tokens: int  # per attention-DP rank
-    max_step_area: (
-        int  # new prompt tokens times their context, per attention-DP rank; one row of any context may [F-I5]
-    )
-    eos_ids: tuple[int, ...]
-    vocab_size: int
-    think_end: int  # the id that ends reasoning
-    call_begin: int  # the id that begins a tool call
-    calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
-    hash_key: bytes = bytes(16)
-    target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
-    ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start
-    queue_timeout_ns: int = 0  # 0: none
-    placement: str = "least_cost"  # a name in placement.POLICIES
-    session_ttl_ns: int = 0  # how long a session's prefix is kept behind a turn with tool calls; 0: not [R45]
-    max_session_pages: int = 0  # per attention-DP rank, that are kept so
-    max_biased: int = 128  # rows of the sampling tables, per attention-DP rank
-    max_in_flight: int = 1  # steps launched before the first one's result: 2 overlaps planning with computing [R34]
-    num_draft_tokens: int = 0  # that each decoding request verifies in a step, behind its last token [R36]
-    tiers: TierLimits = NO_TIERS  # where pages go that a pool gives up [R32]
-    debug: bool = False  # check the books after every step
-
-    @property
-    def max_req_input_len(self) -> int:
-        """The longest prompt that can be served: one output token must fit behind it."""
-        return self.max_seq_len - 1
-
-    @property
-    def max_seq_len(self) -> int:
-        """Prompt and output of the longest request, which has a pool for itself."""
-        return min(self.max_context_len, self.num_pages * self.page_size - self.headroom)
-
-    @property
-    def headroom(self) -> int:
-        """KV slots behind a request's tokens that a step may write: drafts verified, and drafts made behind those."""
-        return 2 * self.num_draft_tokens
-
-    @property
-    def decode_len(self) -> int:
-        """Tokens that a decoding request computes in a step."""
-        return 1 + self.num_draft_tokens
-
-    @property
-    def max_new_pages(self) -> int:
-        """Pages that one batch adds to tables at most: of a longest request, of all that grow, and of those that turn
-        out to be others' too when a step has computed them."""
-        longest = policy.pages_for(self.max_seq_len + self.headroom, self.page_size)
-        each = 2 + policy.pages_for(self.decode_len + self.headroom, self.page_size)
-        computed = policy.pages_for(self.attn_dp_size * self.max_step_tokens, self.page_size)
-        return longest + each * self.max_running + self.max_in_flight * computed
-
-    @property
-    def max_table_entries(self) -> int:
-        """Biases and ids said that one batch carries at most: of one request that has said every id."""
-        return self.vocab_size + MAX_BIASES
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +97,7 @@ class Counters:
     books_checked: int = 0
 
 
+_pack_slot_init = Packer(SLOT_INIT)
 NO_HASHES = np.empty((0, 2), np.uint64)
 
 
@@ -213,7 +149,8 @@ class Scheduler:
         self.is_eos[list(limits.eos_ids)] = True
         self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
-        self._decode_rows = DecodeRows.make([0], limits.decode_len)
+        self._all_rows = DecodeRows.make(limits.max_running, limits.decode_len)
+        self._decode_rows = self._all_rows  # as many as decode
         self._forced: list[Req] = []  # that must compute tokens they have not sampled, and may lack pages for them
         self._inits: list[Req] = []
         self._tables: list[Req] = []  # whose rows of the sampling tables are to be filled
@@ -368,7 +305,7 @@ class Scheduler:
         """Slots of decoding requests, ordered by rank. Changes only when one begins or ends to decode."""
         if self._decode_slots is None:
             self._decode_slots = np.array([slot for rank in self.ranks for slot in rank.decoding], np.int32)
-            self._decode_rows = DecodeRows.make([len(rank.decoding) for rank in self.ranks], self.limits.decode_len)
+            self._decode_rows = self._all_rows.first([len(rank.decoding) for rank in self.ranks])
         return self._decode_slots
 
     def _ready(self) -> ReadyRows | None:
@@ -535,17 +472,18 @@ class Scheduler:
             flags = ROW_SAMPLE if start + num_tokens == self.slots.seq_len[req.slot] else 0
             columns.append((req.slot, start, req.dp_rank, num_tokens, flags))
             ids.append(self._known_ids(req, start, num_tokens))
-        rows = np.array(columns, np.int32)
-        for i, name in enumerate(ROW_COLUMNS):
-            setattr(batch, name, np.concatenate([getattr(batch, name), rows[:, i]]))
+        rows = np.array(columns, np.int32).T.copy()
+        if batch.num_rows:
+            decode = batch.row_slot, batch.row_prefix_len, batch.row_dp_rank, batch.row_extend_len, batch.row_flags
+            rows = np.concatenate([np.stack(decode), rows], axis=1)
         batch.input_ids = np.concatenate(ids)
         if len(self.ranks) > 1:
-            order = np.argsort(batch.row_dp_rank, kind="stable")
-            ends = np.cumsum(batch.row_extend_len)
-            starts = ends - batch.row_extend_len
+            order = np.argsort(rows[2], kind="stable")
+            ends = np.cumsum(rows[3])
+            starts = ends - rows[3]
             batch.input_ids = np.concatenate([batch.input_ids[starts[i] : ends[i]] for i in order])
-            for name in ROW_COLUMNS:
-                setattr(batch, name, getattr(batch, name)[order])
+            rows = rows.take(order, axis=1)
+        batch.row_slot, batch.row_prefix_len, batch.row_dp_rank, batch.row_extend_len, batch.row_flags = rows
 
     def _known_ids(self, req: Req, start: int, count: int) -> np.ndarray:
         """Ids of a running request; those since admission are in the log."""
@@ -556,12 +494,7 @@ class Scheduler:
     def _add_changes(self, batch: Batch) -> None:
         """Put what ranks must know before the step into the batch: new slots' parameters, new pages in tables."""
         if self._inits:
-            batch.inits = np.zeros(len(self._inits), SLOT_INIT)
-            for row, req in zip(batch.inits, self._inits, strict=True):
-                row["slot"], row["dp_rank"] = req.slot, req.dp_rank
-                row["num_prompt_ids"], row["min_new_tokens"] = req.num_prompt_ids, self._min_new_tokens(req)
-                for name in ("seed", "top_k", "temperature", "top_p", "min_p"):
-                    row[name] = req.head[name]
+            batch.inits = np.frombuffer(b"".join(map(self._slot_init, self._inits)), SLOT_INIT)
             self._inits = []
         if self._tables:  # with the first of their prompt's tokens, which the batch has room for
             due = [req for req in self._tables if req.slot in batch.row_slot]
@@ -574,6 +507,14 @@ class Scheduler:
             batch.run_count = np.array([len(pages) for _, _, pages in self._runs], np.int32)
             batch.pages = np.concatenate([pages for _, _, pages in self._runs])
             self._runs = []
+
+    def _slot_init(self, req: Req) -> bytes:
+        head = req.head
+        return _pack_slot_init(
+            slot=req.slot, dp_rank=req.dp_rank, num_prompt_ids=req.num_prompt_ids,
+            min_new_tokens=self._min_new_tokens(req), seed=head["seed"], top_k=head["top_k"],
+            temperature=head["temperature"], top_p=head["top_p"], min_p=head["min_p"],
+        )  # fmt: skip
 
     def _min_new_tokens(self, req: Req) -> int:
         """Before so many, ranks sample no end of turn; with a grammar to come a turn does not end before that. [R35]"""

@@ -35,8 +35,9 @@ from glm53d.obs import log as logs
 from glm53d.runner.base import Loaded, Runner
 from glm53d.runner.page_files import PageFiles
 from glm53d.sched.grammar import Grammars
+from glm53d.sched.limits import Limits
 from glm53d.sched.logprobs import MAX_STEP_TARGETS, MAX_TOP
-from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
+from glm53d.sched.scheduler import NO_HASHES, Scheduler
 from glm53d.sched.tiers import FILE_MOVES, MAX_STEP_PAGES, TierLimits
 from glm53d.worker import follower
 from glm53d.worker.grammar import ThreadPool

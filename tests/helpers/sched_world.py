@@ -27,9 +27,10 @@ from glm53d.ipc.records import (
 from glm53d.kv.events import KvEvents
 from glm53d.sched import policy, results
 from glm53d.sched.grammar import Grammars
+from glm53d.sched.limits import Limits
 from glm53d.sched.logprobs import MAX_RECORD_TOKENS
 from glm53d.sched.req import Req, ReqState
-from glm53d.sched.scheduler import NO_HASHES, Limits, Scheduler
+from glm53d.sched.scheduler import NO_HASHES, Scheduler
 from glm53d.sched.tiers import NO_TIERS, TierLimits
 from glm53d.worker.main import largest_batch
 from tests.helpers.kv_index import KvIndex
