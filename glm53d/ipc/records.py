@@ -122,10 +122,11 @@ class Packer:
         self._struct = struct.Struct("<" + "".join(_CODES[fields[name][0].str] for name in self._names))
         assert self._struct.size == dtype.itemsize  # records have no padding
         self._zeros = (0,) * len(self._names)
+        self._known = frozenset(self._names)
 
     def __call__(self, **fields: float) -> bytes:
         """The record's bytes. Raises struct.error when a value does not fit its field."""
-        assert fields.keys() <= set(self._names), fields.keys() - set(self._names)
+        assert fields.keys() <= self._known, fields.keys() - self._known
         return self._struct.pack(*map(fields.get, self._names, self._zeros))
 
     def row(self, *values: float) -> bytes:

@@ -90,20 +90,22 @@ class SimRunner:
     def launch(self, batch: Batch) -> None:
         """Note when the step will be over, and what it samples. It begins when the one before is over."""
         start = max(time.monotonic_ns(), self._end_ns)
-        for init in batch.inits:
-            self._seed[init["slot"]] = init["seed"]
-            self._prompt_len[init["slot"]] = init["num_prompt_ids"]
-            self._min_position[init["slot"]] = int(init["num_prompt_ids"]) + int(init["min_new_tokens"])
-            self._after_tools[init["slot"]] = 0
+        if len(batch.inits):
+            slot = batch.inits["slot"]
+            self._seed[slot] = batch.inits["seed"]
+            self._prompt_len[slot] = batch.inits["num_prompt_ids"]
+            self._min_position[slot] = self._prompt_len[slot] + batch.inits["min_new_tokens"]
+            self._after_tools[slot] = 0
         if self._sim.after_tools:
             self._note_roles(batch)
         fed = (batch.row_flags & ROW_FEED) != 0
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0) & self._owns_rows
-        prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - int(np.count_nonzero(mine & fed))
+        num_decoding = int(np.count_nonzero(mine & fed))
+        prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - num_decoding
         us = self._sim.base_ms * 1e3 if batch.num_rows else 0.0
         us += self._sim.per_prefill_token_us * prefill_tokens
-        us += self._sim.per_decode_row_us * int(np.count_nonzero(mine & fed))
+        us += self._sim.per_decode_row_us * num_decoding
         if len(batch.moves):
             us = self._move(batch.moves, us)
         slot = batch.row_slot[sampled]
@@ -111,8 +113,7 @@ class SimRunner:
         counts = sampled.astype(np.int32)
         ids = np.full((batch.num_rows, 1), -1, np.int32)
         ids[sampled, 0] = self._next_ids(slot, position)
-        narrowed = sampled[batch.mask_row]
-        if narrowed.any():
+        if len(batch.mask_row) and (narrowed := sampled[batch.mask_row]).any():
             rows = batch.mask_row[narrowed]
             at = (batch.row_prefix_len[rows] + batch.row_extend_len[rows]).astype(np.int64)
             ids[rows, 0] = self._legal_ids(batch.masks[narrowed], self._random(batch.row_slot[rows], at))

@@ -17,13 +17,19 @@ class DecodeRows:
     input_ids: np.ndarray
 
     @classmethod
-    def make(cls, per_rank: list[int], decode_len: int) -> "DecodeRows":
-        """For so many decoding requests of each attention-DP rank, decode_len tokens each."""
-        if not (num := sum(per_rank)):
-            return NO_ROWS
-        dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
+    def make(cls, num: int, decode_len: int) -> "DecodeRows":
+        """For so many decoding requests, decode_len tokens each, all of attention-DP rank 0."""
         flags = np.full(num, ROW_SAMPLE | ROW_FEED, np.int32)
-        return cls(dp_rank, np.full(num, decode_len, np.int32), flags, np.full(num * decode_len, -1, np.int32))
+        extend_len, input_ids = np.full(num, decode_len, np.int32), np.full(num * decode_len, -1, np.int32)
+        return cls(np.zeros(num, np.int32), extend_len, flags, input_ids)
+
+    def first(self, per_rank: list[int]) -> "DecodeRows":
+        """The columns for so many requests of each attention-DP rank; these here have room for all together."""
+        num, decode_len = sum(per_rank), len(self.input_ids) // len(self.flags)
+        dp_rank = self.dp_rank[:num]
+        if len(per_rank) > 1:
+            dp_rank = np.repeat(np.arange(len(per_rank), dtype=np.int32), per_rank)
+        return DecodeRows(dp_rank, self.extend_len[:num], self.flags[:num], self.input_ids[: num * decode_len])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +55,4 @@ class ReadyRows:
 
 
 _NONE = np.empty(0, np.int32)
-NO_ROWS = DecodeRows(_NONE, _NONE, _NONE, _NONE)
-NONE_READY = ReadyRows(_NONE, _NONE, NO_ROWS)
+NONE_READY = ReadyRows(_NONE, _NONE, DecodeRows(_NONE, _NONE, _NONE, _NONE))

@@ -182,8 +182,8 @@ class Leader:
         self.show_load()
         if self.sched.grammars is not None and self.sched.grammars.num_jobs:
             self.masking.wait_any(self.compiling, GRAMMAR_WAIT_S)
-        else:
-            self.ends.requests.wait(self.spin_ns, IDLE_WAIT_NS)
+        else:  # without spinning: where nothing runs, what comes next comes from outside
+            self.ends.requests.wait(0, IDLE_WAIT_NS)
 
     def show_load(self) -> None:
         """Write each attention-DP rank's row on the board: once a step as it begins, and when idle. [R8]"""
@@ -198,7 +198,8 @@ class Leader:
             row = _load_row(
                 sched.step, step_start_ns, self.last_step_ns, now,
                 len(rank.decoding) + len(rank.prefilling) + len(rank.moving), sched.num_waiting if i == 0 else 0,
-                sched.slots.seq_len[decode[start:end]].sum(), sched.waiting.num_tokens if i == 0 else 0,
+                sched.slots.seq_len[decode[start:end]].sum() if rank.decoding else 0,
+                sched.waiting.num_tokens if i == 0 else 0,
                 sched.limits.num_pages, free, evictable, in_tree - evictable, sched.limits.num_pages - free - in_tree,
                 tree.num_nodes, c.steps, c.prefill_tokens, c.cached_tokens, c.decode_tokens, c.finished, c.aborted,
                 c.retracted, c.stale, c.books_checked, c.expired, c.dropped,
