@@ -110,7 +110,8 @@ def constrain(
                     offered.tools, engine.vocab.added,
                     param=choice.param if choice.must else "tools", must=choice.must, max_calls=offered.max_calls,
                 )  # fmt: skip
-    return replace(sampling, grammar=constraint.compose(content, calls, after_thinking=in_chat))
+    grammar = constraint.compose(content, calls, after_thinking=in_chat)
+    return sampling if grammar is None else replace(sampling, grammar=grammar)
 
 
 def _sources(fields: SamplingFields, at: str) -> Iterator[Content]:

@@ -92,6 +92,8 @@ def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:
 def total_usage(finishes: Sequence[Finish], n: int) -> Usage:
     """Of all answers to a request, n to each prompt: a prompt counts once, as the first one found it. [R20]"""
     usages = [finish.usage for finish in finishes]
+    if len(usages) == 1:
+        return usages[0]
 
     def total(name: str, of: Sequence[Usage]) -> int:
         return sum(getattr(usage, name) for usage in of)
