@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import struct
 import threading
 import zlib
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 HEAD = struct.Struct("<8sQQQ")
 MAGIC = b"glm53dkv"
 SUFFIX, UNFINISHED = ".kv", ".new"
+_NAME = re.compile(r"([0-9a-f]{16})([0-9a-f]{16})\.kv")  # of a page: the high and the low half of its hash
 
 
 class PageFiles:
@@ -36,18 +38,18 @@ class PageFiles:
     def scan(self) -> np.ndarray:
         """Hashes [n, 2] uint64 of all pages there are, least recently used first.
 
-        Deletes what no start can read any more: files that were not finished, or of pages of another length.
+        Deletes what no start can read any more: files that were not finished, or of pages of another length. What has
+        a name that no page has is not ours, and stays.
         """
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                name = entry.name.removesuffix(SUFFIX)
                 if entry.name.endswith(UNFINISHED):
                     _unlink(entry.path)
-                elif name != entry.name:
-                    stat = entry.stat()
+                elif (name := _NAME.fullmatch(entry.name)) is not None:
+                    stat = entry.stat(follow_symlinks=False)
                     if stat.st_size == HEAD.size + self._page_bytes:
-                        found.append((stat.st_mtime_ns, int(name[16:], 16), int(name[:16], 16)))
+                        found.append((stat.st_mtime_ns, int(name[2], 16), int(name[1], 16)))
                     else:
                         _unlink(entry.path)
         found.sort()

@@ -119,3 +119,18 @@ def test_a_damaged_file_is_a_failed_move_deleted_and_said_once(tmp_path, caplog)
     threads.close()
     assert failed == [0, 1] and not list(tmp_path.iterdir())
     assert len(caplog.records) == 1 and "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("name", [".kv", "x.kv", "g" * 32 + ".kv", "1" * 33 + ".kv", "é.kv", "key", "lost+found"])
+def test_what_no_page_is_called_is_not_ours(tmp_path, name):
+    """It is no reason not to start, nor to be deleted."""
+    files = PageFiles(tmp_path, PAGE_BYTES)
+    files.write(*NAME, memoryview(page(1)))
+    (tmp_path / name).write_bytes(path_of(tmp_path, *NAME).read_bytes())
+    assert files.scan().tolist() == [list(NAME)]
+    assert (tmp_path / name).exists()
+
+
+def test_a_link_that_leads_nowhere_is_no_page(tmp_path):
+    path_of(tmp_path, *NAME).symlink_to(tmp_path / "missing")
+    assert not len(PageFiles(tmp_path, PAGE_BYTES).scan())
