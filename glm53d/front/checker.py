@@ -45,7 +45,7 @@ def serve(main: socket.socket, compiler: Compiler, cpu_s: float) -> None:
                 if len(head) < FRAME.size:
                     return
                 number, size = FRAME.unpack(head)
-                pid, verdict = _fork(main.recv(size, socket.MSG_WAITALL), compiler, cpu_s)
+                pid, verdict = _fork(main.recv(size, socket.MSG_WAITALL), main, compiler, cpu_s)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid, verdict))
             else:
                 number, pid, verdict = key.data
@@ -55,12 +55,13 @@ def serve(main: socket.socket, compiler: Compiler, cpu_s: float) -> None:
                 main.sendall(FRAME.pack(number, len(said)) + said)
 
 
-def _fork(text: bytes, compiler: Compiler, cpu_s: float) -> tuple[int, int]:
+def _fork(text: bytes, main: socket.socket, compiler: Compiler, cpu_s: float) -> tuple[int, int]:
     """A child that tries the text: its pid, and where its verdict can be read once it has ended."""
     reads, writes = os.pipe()
     pid = os.fork()
     if not pid:
         try:
+            main.close()  # else main would see our death only with the last child's
             _limit(cpu_s)
             thread = threading.Thread(target=lambda: os.write(writes, b"\n" + _try(text, compiler).encode()))
             thread.start()
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> None:
     set_parent_death_signal()
     if os.getppid() != int(parent):
         return  # main died before the signal was set
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on
     vocab = Vocab.load(Path(tokenizer))
     compiler = Compiler(vocab.token_bytes, vocab.num_base, [int(i) for i in eos_ids.split(",")])

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -26,13 +27,22 @@ _ENVIRONMENT = {
 _WAIT_S = 60.0  # for a verdict, beside the CPU time it may take: the machine may be busy with something else
 
 
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """A text whose verdict is to come."""
+
+    task: asyncio.Task[str]
+    num_waiting: int = 0
+    has_turn: bool = False  # the checker has it, or soon will
+
+
 class GrammarCheck:
     """Used from one event loop."""
 
     def __init__(self, tokenizer: Path, eos_ids: Sequence[int], config: GrammarConfig):
         self._tokenizer, self._eos_ids, self._config = tokenizer, eos_ids, config
         self._verdicts: dict[bytes, str] = {}  # by the text's hash, least recently used first; "": it is good
-        self._trying: dict[bytes, asyncio.Task[str]] = {}
+        self._trials: dict[bytes, _Trial] = {}
         self._turns = asyncio.Semaphore(config.processes)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -59,8 +69,8 @@ class GrammarCheck:
         """End the checker, and whoever waits for it."""
         if self._reader is not None:
             self._reader.cancel()
-        for task in self._trying.values():
-            task.cancel()
+        for trial in self._trials.values():
+            trial.task.cancel()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -69,26 +79,41 @@ class GrammarCheck:
 
     async def check(self, grammar: Grammar) -> None:
         """Raise InvalidRequest, naming the field that asks for it, when a grammar cannot be compiled as it should."""
-        key = blake2b(grammar.text.encode(), digest_size=16).digest()
+        text = grammar.text.encode()
+        key = blake2b(text, digest_size=16).digest()
         if (verdict := self._verdicts.pop(key, None)) is None:
-            if key not in self._trying:
-                task = asyncio.get_running_loop().create_task(self._try(key, grammar.text.encode()))
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
-                self._trying[key] = task
-            # Others may wait for the same text: whoever is cancelled leaves alone.
-            verdict = await asyncio.shield(self._trying[key])
+            verdict = await self._verdict(key, text)
         self._verdicts[key] = verdict
         if len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.pop(next(iter(self._verdicts)))
         if verdict:
             raise InvalidRequest(verdict, grammar.param or None)
 
-    async def _try(self, key: bytes, text: bytes) -> str:
+    async def _verdict(self, key: bytes, text: bytes) -> str:
+        """Of a text that has none. Others may wait for it too: whoever is cancelled leaves alone.
+
+        Whoever is the last takes along a text that has not had its turn: those who leave must cost nobody time.
+        """
+        if (trial := self._trials.get(key)) is None:
+            task = asyncio.get_running_loop().create_task(self._try(key, text))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
+            trial = self._trials[key] = _Trial(task)
+        trial.num_waiting += 1
         try:
-            async with self._turns:
-                return await self._ask(text)
+            return await asyncio.shield(trial.task)
         finally:
-            del self._trying[key]
+            trial.num_waiting -= 1
+            if not trial.num_waiting and not trial.has_turn:
+                del self._trials[key]
+                trial.task.cancel()
+
+    async def _try(self, key: bytes, text: bytes) -> str:
+        async with self._turns:
+            self._trials[key].has_turn = True
+            try:
+                return await self._ask(text)
+            finally:
+                del self._trials[key]
 
     async def _ask(self, text: bytes) -> str:
         loop = asyncio.get_running_loop()

@@ -71,6 +71,30 @@ async def test_who_sends_the_same_text_at_once_waits_for_one_try_and_may_leave(c
     assert checker._num_asked == 1 and tasks[0].cancelled()
 
 
+async def test_what_nobody_waits_for_any_more_is_not_tried(checker):
+    """Clients that come with hostile texts and leave would else keep others waiting for a second each."""
+    tasks = [asyncio.create_task(checker.check(Grammar(ENDLESS + "\n" * i, after_thinking=False))) for i in range(9)]
+    while checker._num_asked < 2:  # as many have their turn at once
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await checker.check(GOOD)
+    assert checker._num_asked == 3 and len(checker._trials) <= 1, "only one may still have its turn"
+
+
+async def test_who_comes_as_the_last_one_leaves_has_a_try_of_its_own(checker):
+    hostile = [asyncio.create_task(checker.check(Grammar(ENDLESS + " " * i, after_thinking=False))) for i in range(2)]
+    while checker._num_asked < 2:
+        await asyncio.sleep(0)
+    first = asyncio.create_task(checker.check(GOOD))
+    await asyncio.sleep(0)
+    first.cancel()
+    await checker.check(GOOD)
+    assert first.cancelled() and checker._num_asked == 3
+    await asyncio.gather(*hostile, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -104,6 +128,23 @@ async def test_a_checker_that_dies_fails_who_waits_and_the_next_one_starts_anoth
         await waiting
     await checker.check(GOOD)
     assert pid_of(checker) != pid
+
+
+async def test_its_death_is_seen_at_once_though_a_child_of_it_goes_on(checker):
+    """Else whoever came before the child's end would wait, and fail with it."""
+    pid = pid_of(checker)
+    hostile = asyncio.create_task(checker.check(Grammar(ENDLESS, after_thinking=False)))
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (child := children.read_text()):
+        await asyncio.sleep(0.001)
+    os.kill(int(child), signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    try:
+        with pytest.raises(EngineError, match="ended"):
+            await asyncio.wait_for(hostile, 20)
+        await checker.check(GOOD)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 async def test_nothing_is_left_of_it(checker):
