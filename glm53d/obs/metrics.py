@@ -18,7 +18,8 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 2
 
 _LAG_EVERY_S = 0.1
 
-# Fields of a load row that only grow while a world lives; all other numbers of a row are gauges.
+# Fields of a load row that only grow while a world lives. They are the node's, the same in each row, so a sum over rows
+# would count everything several times. All other numbers of a row are gauges.
 _GROWING = frozenset(
     (
         "steps",
@@ -124,7 +125,7 @@ class Metrics:
 
 
 class _Loads(Collector):
-    """The load rows, one sample per number and attention-DP rank."""
+    """The load rows: a gauge per number and attention-DP rank, and the counters of the node, once."""
 
     def __init__(self, loads: Callable[[], list[dict[str, Any]]]):
         self._loads = loads
@@ -133,17 +134,19 @@ class _Loads(Collector):
         return []  # the names come with the rows; without this the registry would scrape once to learn them
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        gauges: dict[str, GaugeMetricFamily] = {}
         for i, row in enumerate(self._loads()):
-            rank = str(row.get("dp_rank", i))
             for name, value in row.items():
                 if name == "dp_rank" or isinstance(value, bool) or not isinstance(value, int | float):
                     continue
-                if name not in families:
-                    kind = CounterMetricFamily if name in _GROWING else GaugeMetricFamily
-                    families[name] = kind(f"glm53d_rank_{name}", f"Load board: {name}.", labels=["dp_rank"])
-                families[name].add_metric([rank], value)
-        yield from families.values()
+                if name in _GROWING:
+                    if not i:
+                        yield CounterMetricFamily(f"glm53d_node_{name}", f"Load board: {name}.", value=value)
+                    continue
+                if name not in gauges:
+                    gauges[name] = GaugeMetricFamily(f"glm53d_rank_{name}", f"Load board: {name}.", labels=["dp_rank"])
+                gauges[name].add_metric([str(row.get("dp_rank", i))], value)
+        yield from gauges.values()
 
 
 class _TextCache(Collector):

@@ -95,6 +95,6 @@ async def test_drafts_of_an_official_checkpoint_change_no_answer(http, tmp_path)
     assert all(len(ids) == 10 for ids in found[0])
     assert steps[1] < 0.7 * steps[0]
     names = ("verified", *(f"accepted_{place}" for place in range(1, 6)))
-    counts = [re.search(rf'glm53d_rank_drafts_{name}_total{{dp_rank="0"}} (\d+)', shown)[1] for name in names]
+    counts = [re.search(rf"glm53d_node_drafts_{name}_total (\d+)", shown)[1] for name in names]
     verified, *accepted = map(int, counts)
     assert accepted == sorted(accepted, reverse=True) and verified >= accepted[0] > 0 == accepted[4]

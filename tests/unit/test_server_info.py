@@ -1,11 +1,17 @@
 """What the server says about itself, and in whose words: gateways read other engines' fields."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from glm53d.config import Engine, Model
+from glm53d.ipc.records import LOAD_ROW
+from glm53d.obs.metrics import Metrics
 from glm53d.version import VERSION
 from tests.helpers.http import client_of_fake_engine
 
+ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -104,4 +110,13 @@ async def test_metrics_count_requests_tokens_and_rows_of_the_board(client):
     assert samples["glm53d_ttft_seconds_count"] == "2.0"
     assert samples["glm53d_queue_seconds_sum"] == "0.0002"
     assert samples['glm53d_rank_num_running{dp_rank="0"}'] == "0.0"
-    assert samples['glm53d_rank_steps_total{dp_rank="0"}'] == "12.0"
+    assert samples['glm53d_rank_num_running{dp_rank="1"}'] == "0.0"
+    assert samples["glm53d_node_steps_total"] == "12.0", "each of the two rows has the node's count"
+
+
+def test_the_metrics_that_operators_are_told_of_are_there():
+    row = dict.fromkeys(LOAD_ROW.names, 0)
+    shown = Metrics(lambda: [row], dict).render().decode()
+    told = set(re.findall(r"`(glm53d_[a-z0-9_]*[a-z0-9])[`{]", (ROOT / "docs" / "operate.md").read_text()))
+    assert len(told) > 15
+    assert {name for name in told if f"# TYPE {name} " not in shown} == set()
