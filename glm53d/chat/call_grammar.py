@@ -152,7 +152,7 @@ def _parameters(tool: Tool, budget: Budget) -> _Parameters:
     for key in _OF_ALL:
         if key in whole:
             path = f"{at}.{key}"
-            raise InvalidRequest(f"`{path}`: {key} cannot be enforced for all of a tool's parameters.", path)
+            raise InvalidRequest(f"`{path}`: `{key}` cannot be enforced for all of a tool's parameters.", path)
     properties, others = whole.get("properties", {}), whole.get("additionalProperties", True)
     required = dict.fromkeys(whole.get("required", ()))
     listed = {key: properties.get(key, others) for key in required} | properties

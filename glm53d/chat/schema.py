@@ -175,7 +175,7 @@ class Document:
                 out[key] = refs.setdefault(value, f"#/$defs/{len(refs)}")
             elif key in _UNSUPPORTED:
                 if value not in _UNSUPPORTED[key]:
-                    raise InvalidRequest(f"`{path}`: the keyword {key} cannot be enforced.", path)
+                    raise InvalidRequest(f"`{path}`: the keyword `{key}` cannot be enforced.", path)
             elif key == "format":
                 if isinstance(value, str) and value in FORMATS:
                     _add_pattern(out, f"^({FORMATS[value]})$")

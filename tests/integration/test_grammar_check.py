@@ -147,6 +147,15 @@ async def test_its_death_is_seen_at_once_though_a_child_of_it_goes_on(checker):
         os.kill(int(child), signal.SIGKILL)
 
 
+async def test_signals_to_the_whole_group_are_mains_to_act_on(checker):
+    await checker.check(GOOD)  # it has started
+    pid = pid_of(checker)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+    await checker.check(Grammar('start: "b"', after_thinking=False))
+    assert pid_of(checker) == pid
+
+
 async def test_nothing_is_left_of_it(checker):
     await checker.check(GOOD)
     pid = pid_of(checker)
