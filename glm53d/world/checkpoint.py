@@ -79,8 +79,8 @@ def _chain_seed(config: Config, folder: Path) -> bytes:
     """From the checkpoint and what decides a page's bytes. Pages in files outlive this start, so weights count too."""
     digest = hashlib.blake2b(digest_size=16)
     model, kv, has_mtp = config.model, config.kv, config.speculation.num_draft_tokens > 0
-    parts: list[object] = [folder.resolve(), config.engine.kind, model.dtype, model.q_kv_norm_eps]
-    parts += [kv.dtype, kv.page_size, has_mtp]
+    parts: list[object] = [folder.resolve(), config.engine.kind, model.dtype, model.fp8_inputs]
+    parts += [model.q_kv_norm_eps, kv.dtype, kv.page_size, has_mtp]
     for path in sorted(folder.glob("*.safetensors")):  # by what a copy over them changes: reading them takes minutes
         stat = path.stat()
         parts += [path.name, stat.st_size, stat.st_mtime_ns]

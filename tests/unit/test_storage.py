@@ -52,6 +52,7 @@ def test_pages_are_of_one_checkpoint_and_one_form(tmp_path):
         Config(model=model),
         Config(model=Model(path=str(tmp_path), dtype="bfloat16")),
         Config(model=Model(path=str(tmp_path), q_kv_norm_eps=1e-6)),
+        Config(model=Model(path=str(tmp_path), fp8_inputs=True)),
         Config(model=model, kv=Kv(dtype="fp8")),
         Config(model=model, kv=Kv(page_size=16)),
         Config(model=model, engine=Engine(kind="sim")),
