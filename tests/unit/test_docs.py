@@ -27,6 +27,12 @@ def test_a_link_leads_to_a_file_and_a_headline(page: Path):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_the_architecture_names_every_file():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = {path.name for path in (ROOT / "glm53d").glob("*/*.py")} - {"__init__.py"}
+    assert {name for name in files if name not in text} == set(), "name each where its neighbours are"
+
+
 def test_the_systemd_unit_lets_drain_and_does_not_restart_what_is_refused():
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
