@@ -30,17 +30,16 @@ from glm53d.ipc.records import (
     PROBE,
     ROW_SAMPLE,
     SKIP_SPECIAL,
-    SLOT_INIT,
     STOP_IN_CONTENT,
     FinishReason,
     GrammarKind,
-    Packer,
 )
 from glm53d.kv.books import check as check_books
 from glm53d.kv.events import KvEvents
 from glm53d.kv.pages import PagePool
 from glm53d.kv.prefix import PrefixTree
 from glm53d.sched import policy
+from glm53d.sched.changes import Changes
 from glm53d.sched.grammar import FAILED, Grammars
 from glm53d.sched.limits import Limits
 from glm53d.sched.logprobs import MAX_STEP_TARGETS
@@ -51,7 +50,7 @@ from glm53d.sched.req import Req, ReqState, Slots
 from glm53d.sched.rows import DecodeRows, ReadyRows
 from glm53d.sched.sessions import Sessions
 from glm53d.sched.sources import Sources
-from glm53d.sched.tables import add_tables, entries_of
+from glm53d.sched.tables import entries_of
 from glm53d.sched.throttle import Throttle
 from glm53d.sched.tiers import Loads, Tiers
 
@@ -97,7 +96,6 @@ class Counters:
     books_checked: int = 0
 
 
-_pack_slot_init = Packer(SLOT_INIT)
 NO_HASHES = np.empty((0, 2), np.uint64)
 
 
@@ -152,9 +150,7 @@ class Scheduler:
         self._all_rows = DecodeRows.make(limits.max_running, limits.decode_len)
         self._decode_rows = self._all_rows  # as many as decode
         self._forced: list[Req] = []  # that must compute tokens they have not sampled, and may lack pages for them
-        self._inits: list[Req] = []
-        self._tables: list[Req] = []  # whose rows of the sampling tables are to be filled
-        self._runs: list[tuple[int, int, np.ndarray]] = []  # (slot, start, pages): table changes not yet in a Batch
+        self._changes = Changes(limits.vocab_size)
 
     # ---- inbox -------------------------------------------------------------------------------------------------------
 
@@ -376,7 +372,7 @@ class Scheduler:
             if self.slots.held[req.slot]:
                 return  # retracted when it waited for its mask, and still does
             num_entries = 0
-            if self._tables and any(other is req for other in self._tables):
+            if self._changes.has_table(req):
                 num_entries = entries_of(req, int(self.slots.seq_len[req.slot]), self.limits.vocab_size)
                 if num_entries > entries_left:
                     return
@@ -446,7 +442,7 @@ class Scheduler:
                 self._begin_decode(req)
         if slots.num_with_grammar:
             self._add_masks(batch)
-        self._add_changes(batch)
+        self._changes.add_to(batch, self.log)
         if self.tiers.has_moves:
             batch.moves = self.tiers.take_moves()
         return batch
@@ -491,31 +487,6 @@ class Scheduler:
             return self.log.get(req.slot, in_log)[:count]
         return req.tokens[start : start + count]
 
-    def _add_changes(self, batch: Batch) -> None:
-        """Put what ranks must know before the step into the batch: new slots' parameters, new pages in tables."""
-        if self._inits:
-            batch.inits = np.frombuffer(b"".join(map(self._slot_init, self._inits)), SLOT_INIT)
-            self._inits = []
-        if self._tables:  # with the first of their prompt's tokens, which the batch has room for
-            due = [req for req in self._tables if req.slot in batch.row_slot]
-            self._tables = [req for req in self._tables if req.slot not in batch.row_slot]
-            tokens = [np.concatenate([req.tokens, self.log.get(req.slot)]) for req in due]
-            add_tables(batch, list(zip(due, tokens, strict=True)), self.limits.vocab_size)
-        if self._runs:
-            batch.run_slot = np.array([slot for slot, _, _ in self._runs], np.int32)
-            batch.run_start = np.array([start for _, start, _ in self._runs], np.int32)
-            batch.run_count = np.array([len(pages) for _, _, pages in self._runs], np.int32)
-            batch.pages = np.concatenate([pages for _, _, pages in self._runs])
-            self._runs = []
-
-    def _slot_init(self, req: Req) -> bytes:
-        head = req.head
-        return _pack_slot_init(
-            slot=req.slot, dp_rank=req.dp_rank, num_prompt_ids=req.num_prompt_ids,
-            min_new_tokens=self._min_new_tokens(req), seed=head["seed"], top_k=head["top_k"],
-            temperature=head["temperature"], top_p=head["top_p"], min_p=head["min_p"],
-        )  # fmt: skip
-
     def _min_new_tokens(self, req: Req) -> int:
         """Before so many, ranks sample no end of turn; with a grammar to come a turn does not end before that. [R35]"""
         return 1 << 31 if self.slots.think_free[req.slot] else req.head["min_new_tokens"]
@@ -550,7 +521,7 @@ class Scheduler:
         """Its thinking has just ended."""
         assert req.matcher is not None
         self.slots.begin_grammar(req.slot, has_mask=req.matcher.mask is not None)
-        self._inits.append(req)  # from here on its turn may end
+        self._changes.begin(req, self._min_new_tokens(req))  # from here on its turn may end
 
     def advance_grammar(self, req: Req, ids: list[int]) -> None:
         """It has put these out; it goes on when its next mask is there. flush() follows."""
@@ -602,8 +573,8 @@ class Scheduler:
         if not self.slots.num_free or (req := self.waiting.head()) is None:
             return None
         size = self.limits.page_size
-        new_pages = sum(len(pages) for _, _, pages in self._runs)
-        if new_pages + policy.pages_for(len(req.tokens) + self.limits.headroom, size) > self.limits.max_new_pages:
+        num_pages = policy.pages_for(len(req.tokens) + self.limits.headroom, size)
+        if self._changes.num_pages + num_pages > self.limits.max_new_pages:
             return None  # the batch has no room to say which they are
         usable = policy.usable_prefix(req, size)
         self._hash_up_to(req, usable)
@@ -623,7 +594,7 @@ class Scheduler:
                     req.become(ReqState.FETCH)
                     self._fetching[req.handle] = req
                     return req
-            need = policy.pages_for(len(req.tokens) + self.limits.headroom, size) - matched
+            need = num_pages - matched
             rank.tree.lock(node)  # before evicting, or the match itself could go
             pages = self._allocate(rank, need, headroom=len(rank.decoding), at_once=False)
             if pages is None:
@@ -694,11 +665,11 @@ class Scheduler:
         elif req.matcher is not None:
             self.slots.await_grammar(slot)
         self.sessions.resume(req.session)
-        self._inits.append(req)
+        self._changes.begin(req, self._min_new_tokens(req))
         if req.needs_table:
             # Whoever had it may still be in a launched step; that is over before the step that fills it anew.
             req.table_row = self.ranks[dp_rank].table_rows.pop()
-            self._tables.append(req)
+            self._changes.fill_table(req)
         self._append_pages(req, np.concatenate([matched, pages]))
         if loads is not None:
             self.ranks[dp_rank].moving.append(req)
@@ -791,7 +762,7 @@ class Scheduler:
         return rank.pool.alloc(count)
 
     def _append_pages(self, req: Req, pages: np.ndarray) -> None:
-        self._runs.append((req.slot, int(self.slots.num_pages[req.slot]), pages))
+        self._changes.add_pages(req.slot, int(self.slots.num_pages[req.slot]), pages)
         self.slots.add_pages(req.slot, pages)
 
     # ---- leaving -----------------------------------------------------------------------------------------------------
@@ -812,7 +783,7 @@ class Scheduler:
         rank.prefilling.insert(0, req)
         self._forced.append(req)
         if req.table_row >= 0:  # ranks have counted what they sampled instead
-            self._tables.append(req)
+            self._changes.fill_table(req)
         self._decode_slots = None
 
     def keep_prefix(self, req: Req) -> None:
@@ -834,7 +805,7 @@ class Scheduler:
         twice = kept != mine  # another request was first: use its pages, give ours back
         if twice.any():
             self.slots.table[slot, req.tree_pages : full] = kept
-            self._runs.append((slot, req.tree_pages, kept))
+            self._changes.add_pages(slot, req.tree_pages, kept)
             rank.pool.free(mine[twice])
         if self.tiers.is_on:
             new = np.flatnonzero(~twice)[::-1]
@@ -896,12 +867,10 @@ class Scheduler:
         else:
             rank.decoding.remove(slot)
             self._decode_slots = None
-        self._inits = [other for other in self._inits if other is not req]
+        self._changes.forget(req)
         if req.table_row >= 0:
             rank.table_rows.append(req.table_row)
             req.table_row = -1
-            self._tables = [other for other in self._tables if other is not req]
-        self._runs = [run for run in self._runs if run[0] != slot]
         self.log.clear(slot)
         self.stops.close(slot)
         self.slots.release(req, self.step)
