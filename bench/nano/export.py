@@ -90,6 +90,7 @@ def write(state: dict[str, Tensor], tokenizer: Path, out: Path, *, plain: bool =
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file({name: tensors[name] for name in shard}, out / file, {"format": "pt"})
+        (out / file).chmod(0o644)  # it is written for its owner alone, and an installed package is for all
         weight_map |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
