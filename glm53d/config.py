@@ -377,6 +377,8 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not TOML, not UTF-8
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: it is nested too deep") from None
 
 
 def _from_text(text: str, hint: Any) -> Any:

@@ -117,6 +117,13 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path):
         load(str(tmp_path / "c.toml"), [])
 
 
+def test_a_file_that_is_nested_too_deep_is_refused_as_any_other(tmp_path):
+    """SIGHUP reads it in a daemon that should go on."""
+    (tmp_path / "c.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"c\.toml: .*nested too deep"):
+        load(str(tmp_path / "c.toml"), [])
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
