@@ -13,7 +13,8 @@ Ranks compute steps in the order of their launch, so pages may change hands as s
 step still writes there is written before any later step's owner writes or reads. Slots carry results, so they may not.
 
 Over 400 lines, because admission, planning, retraction and leaving all change the same pools, trees and slots: cut in
-two, each half would write the other's state. Rules, queue, rows, sessions, throttle and results have their own files.
+two, each half would write the other's state. What has a state of its own, or none, has a file of its own: limits, policy,
+placement, queue, rows, changes, sources, tiers, sessions, tables, grammar, logprobs, throttle, results.
 """
 
 import math
@@ -55,8 +56,8 @@ from glm53d.sched.throttle import Throttle
 from glm53d.sched.tiers import Loads, Tiers
 
 MAX_DRAFTS = 5  # of a request and step
-LATE = "deadline_exceeded: the first token could not come before the request's deadline"
-TIMED_OUT = "queue_timeout: the request waited too long to be admitted"
+LATE = "deadline_exceeded: The first token could not come before the request's deadline."
+TIMED_OUT = "queue_timeout: The request waited too long to be admitted (scheduler.queue_timeout_s)."
 POLL_US = 2000  # how long a step without rows waits for a file that a request waits for
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
 
