@@ -115,7 +115,11 @@ def check_report(config: Config) -> str:
     if engine.kind == "sim":
         sim = config.sim
         longest = min(sim.max_context_len, sim.num_pages * config.kv.page_size)
-        plans = {"simulated": MemoryPlan(0, 0, sim.num_pages, config.kv.page_size, parallel.attn_dp_size, longest)}
+        plans = {
+            "simulated": MemoryPlan(
+                0, sim.kv_bytes_per_token, sim.num_pages, config.kv.page_size, parallel.attn_dp_size, longest
+            )
+        }
     else:
         model, found = _find_model(config)
         memory_bytes, held = _memory(config)

@@ -135,7 +135,8 @@ def test_the_report_of_the_built_in_model_needs_no_folder():
 
 
 def test_the_report_of_the_simulation_needs_no_model():
-    assert "simulated" in check_report(load(None, ["engine.kind=sim", "model.path=nowhere"]))
+    report = check_report(load(None, ["engine.kind=sim", "model.path=nowhere", "sim.kv_bytes_per_token=1234"]))
+    assert "simulated" in report and "1,234" in report
 
 
 def test_a_folder_without_a_checkpoint_is_refused():
