@@ -170,8 +170,8 @@ class Engine:
     # ---- the way down ------------------------------------------------------------------------------------------------
 
     async def submit(self, job: Job) -> Stream:
-        """One request alone; see submit_all()."""
-        (stream,) = await self.submit_all([job], 1, SHORT_BYTES + 1)
+        """One short request alone; see submit_all()."""
+        (stream,) = await self.submit_all([job], 1, num_bytes=0)
         return stream
 
     async def submit_all(self, jobs: Sequence[Job], n: int, num_bytes: int) -> list[Stream]:
