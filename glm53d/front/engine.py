@@ -35,10 +35,6 @@ from glm53d.text.vocab import Vocab
 log = logging.getLogger(__name__)
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, its tokens' and those named beside them: 15 MB of JSON, made in 0.3 s
-SHORT_BYTES = 1 << 13
-"""A request that is no longer has its prompt made on the loop, in 0.1 ms: to hand it to a thread and back, and to share
-the GIL with it meanwhile, takes the loop longer."""
-
 RING_RETRY_S = 0.001
 RING_WAIT_S = 20.0  # for room in the request ring, which the leader empties every step
 
@@ -170,16 +166,15 @@ class Engine:
     # ---- the way down ------------------------------------------------------------------------------------------------
 
     async def submit(self, job: Job) -> Stream:
-        """One short request alone; see submit_all()."""
-        (stream,) = await self.submit_all([job], 1, num_bytes=0)
+        """One request alone; see submit_all()."""
+        (stream,) = await self.submit_all([job])
         return stream
 
-    async def submit_all(self, jobs: Sequence[Job], n: int, num_bytes: int) -> list[Stream]:
+    async def submit_all(self, jobs: Sequence[Job], n: int = 1) -> list[Stream]:
         """Make the prompts, take a slot for each job, send. Raises before anything has been written, so one bad prompt
         refuses them all; cancelling leaves nothing. [R22]
 
-        Of every n jobs, which are answers to one prompt, the prompt and the routing are the first one's. [R20] All
-        prompts together have at most num_bytes: long ones are made in the text pool. [R18]
+        Of every n jobs, which are answers to one prompt, the prompt and the routing are the first one's. [R20]
         Raises NotReady, Overloaded, InvalidRequest, ContextTooLong.
         """
         if not self._health.accepts_work:
@@ -190,7 +185,7 @@ class Engine:
         try:
             streams, prompts = [], []
             for i in range(0, len(jobs), n):  # one after the other: a batch takes one thread of the pool, not all
-                prompt, marks = await self._prepare(jobs[i], is_short=num_bytes <= SHORT_BYTES)
+                prompt, marks = await self._prepare(jobs[i])
                 prompts.append(prompt)
                 streams += [self._open_stream(entry, prompt, marks) for entry in entries[i : i + n]]
             for i, entry in enumerate(entries):
@@ -203,16 +198,13 @@ class Engine:
             raise
         return streams
 
-    async def _prepare(self, job: Job, *, is_short: bool) -> tuple[Prompt, dict[str, int]]:
+    async def _prepare(self, job: Job) -> tuple[Prompt, dict[str, int]]:
         """The job's prompt, and when each part of making it was done. Its grammar is good."""
         parsed_ns = time.monotonic_ns()
         if (grammar := job.sampling.grammar) is not None:
             await self._grammars.check(grammar)
         longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
-        if is_short:
-            prompt = self._text.prepare(job, longest, may_truncate)
-        else:
-            prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
+        prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
         check_logprobs(job.sampling, len(prompt.ids))
         return prompt, {
             "received": job.received_ns,

@@ -58,7 +58,6 @@ OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.encode(body.ErrorBo
 
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)
-NUM_BYTES = web.RequestKey("num_bytes", int)  # of the body
 NUM_CUT = web.RequestKey("num_cut", int)
 """Tokens that the prompt lost at its beginning: any answer says so in a header. [R20]"""
 
@@ -67,7 +66,6 @@ async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -
     """The typed body and when its last byte was read. Raises NotReady, then whatever is wrong with the body."""
     service = request.app[SERVICE]
     raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
-    request[NUM_BYTES] = len(raw)
     is_ready, _ = service.engine.ready()
     if not is_ready:  # limits, vocabulary and defaults are known only from then on
         raise NotReady(f"No work is accepted: the server is {service.engine.state}.")
@@ -129,7 +127,7 @@ async def plain(request: web.Request, job: Job) -> Finish:
 async def plain_all(request: web.Request, jobs: Sequence[Job], n: int) -> list[Finish]:
     """Run all answers to one request to their ends, n of them to each prompt. [R20]"""
     engine = request.app[SERVICE].engine
-    streams = await engine.submit_all(jobs, n, request[NUM_BYTES])
+    streams = await engine.submit_all(jobs, n)
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     try:
         finishes = [await stream.finished() for stream in streams]
@@ -171,7 +169,7 @@ async def streamed_all(
     """
     service = request.app[SERVICE]
     job = answers[0].job
-    streams = await service.engine.submit_all([answer.job for answer in answers], n, request[NUM_BYTES])
+    streams = await service.engine.submit_all([answer.job for answer in answers], n)
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     events = EventStream(request, streams, service.config.server.keepalive_s, wire.keep_alive)
     try:

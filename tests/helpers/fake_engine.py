@@ -189,7 +189,7 @@ class FakeEngine:
         self.calls: list[str] = []
         self.submits_cancelled = 0
 
-    async def submit_all(self, jobs: list[Job], n: int, num_bytes: int) -> list[FakeStream]:
+    async def submit_all(self, jobs: list[Job], n: int) -> list[FakeStream]:
         assert len(jobs) % n == 0
         if self.script.refuse is not None:
             raise self.script.refuse

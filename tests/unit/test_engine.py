@@ -11,7 +11,7 @@ import pytest
 
 from glm53d.config import Config
 from glm53d.errors import EngineError, NotReady
-from glm53d.front.engine import SHORT_BYTES, Engine, EngineLimits, Stream
+from glm53d.front.engine import Engine, EngineLimits, Stream
 from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import State, Waiting
 from glm53d.front.job import Job
@@ -24,7 +24,6 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.may_encode = threading.Event()
-        self.made_by: list[threading.Thread] = []  # prompts
         self.has_room = True
         self.sent: list[RecordType] = []
         self.opened: list[int] = []
@@ -49,19 +48,13 @@ class Surroundings:
         grammars = GrammarCheck(Path(), (), Config().grammar)
         self.engine.open(ends, text, pump, EngineLimits(99, 100), [], grammars)
 
-    async def submit(self, num_bytes: int = SHORT_BYTES + 1) -> "asyncio.Task[Stream]":
-        """A request as a task that has taken its slot."""
-        job = Job("mine", time.monotonic_ns(), ids=np.ones(3, np.int32))
-        task = asyncio.create_task(self._submitted(job, num_bytes))
+    async def submit(self) -> "asyncio.Task[Stream]":
+        """The engine's submit() as a task that has taken its slot."""
+        task = asyncio.create_task(self.engine.submit(Job("mine", time.monotonic_ns(), ids=np.ones(3, np.int32))))
         await asyncio.sleep(0)
         return task
 
-    async def _submitted(self, job: Job, num_bytes: int) -> Stream:
-        (stream,) = await self.engine.submit_all([job], 1, num_bytes)
-        return stream
-
     def _prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
-        self.made_by.append(threading.current_thread())
         assert self.may_encode.wait(30)
         assert job.ids is not None
         return Prompt(job.ids, np.empty((0, 2), np.uint64), 0)
@@ -78,16 +71,6 @@ async def around():
     yield around
     around.may_encode.set()
     around.engine.close()
-
-
-async def test_a_short_request_is_sent_at_once_and_a_longer_ones_prompt_is_made_beside_the_loop(around):
-    """[R18]"""
-    around.may_encode.set()
-    await around.submit(SHORT_BYTES)
-    assert around.sent == [RecordType.GENERATE]
-    await (await around.submit(SHORT_BYTES + 1))
-    here = threading.current_thread()
-    assert [thread is here for thread in around.made_by] == [True, False]
 
 
 async def test_an_abort_while_the_prompt_is_made_ends_as_an_abort_and_sends_nothing(around):
