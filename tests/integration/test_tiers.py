@@ -1,6 +1,5 @@
 """Pages in host memory and in files, through a real daemon and its restart. [R32]"""
 
-import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +12,7 @@ SIZES = (
     "sim.num_pages=40",
     "sim.kv_bytes_per_token=100",
     "sim.base_ms=1",
-    "cache.host_bytes=160000",
+    "cache.host_bytes=640000",  # 400 pages: half of them may wait to be written, so all that is saved gets a file
 )
 
 
@@ -63,8 +62,6 @@ async def test_what_a_pool_gave_up_is_found_in_host_memory_and_after_a_restart_i
         async with http.post(daemon.url + "/flush_cache") as flushed:
             assert flushed.status == 200
         assert sum((await answer(http, daemon.url, 1)).values()) == 0, "a flush is of all tiers"
-        while list((tmp_path / "kv").glob("*.kv")) and (await loads(http, daemon.url))["pages_stored"] == 0:
-            await asyncio.sleep(0.01)
 
 
 async def test_damaged_files_are_misses_and_the_log_says_so_once(http, tmp_path):
