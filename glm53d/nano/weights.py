@@ -14,7 +14,7 @@ import numpy as np
 
 from glm53d.errors import StartError
 from glm53d.model.config import ModelConfig
-from glm53d.model.tensors import Shape, tensor_shapes
+from glm53d.model.tensors import Shape, mtp_shapes, tensor_shapes
 
 PACKAGE = Path(__file__).parent
 DATA = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -74,7 +74,8 @@ def _make(folder: Path) -> None:
     for name in DATA:
         shutil.copyfile(PACKAGE / name, folder / name)
     rng = np.random.Generator(np.random.PCG64(SEED))
-    shapes = tensor_shapes(ModelConfig.load(PACKAGE))
+    config = ModelConfig.load(PACKAGE)
+    shapes = tensor_shapes(config) | mtp_shapes(config)
     write_safetensors(folder / "model.safetensors", {name: _draw(rng, name, shape) for name, shape in shapes.items()})
 
 

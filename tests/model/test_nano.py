@@ -25,7 +25,7 @@ def test_it_is_a_checkpoint_whose_config_and_tokenizer_agree(cache):
     folder = nano_folder()
     assert folder.is_relative_to(cache)
     config = ModelConfig.load(folder)
-    Checkpoint(folder, config, torch.float32, torch.device("cpu"))  # raises if a tensor is amiss
+    Checkpoint(folder, config, torch.float32, torch.device("cpu"), with_mtp=True)  # raises if a tensor is amiss
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     assert [added[i] for i in config.eos_token_id] == ["<|endoftext|>", "<|user|>", "<|observation|>"]

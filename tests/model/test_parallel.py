@@ -135,6 +135,7 @@ FEATURES = {
     "split, drafts": Feature(requests=alone, num_draft_tokens=2),
     "copied pages": Feature(requests=copied, cache=Cache(peer_bytes_per_s=1e15, step_bytes=1 << 12)),
     "nano": Feature(nano=True),
+    "nano, drafts": Feature(nano=True, num_draft_tokens=2, sampling={"temperature": 0.9}),
 }
 
 
