@@ -13,8 +13,8 @@ Ranks compute steps in the order of their launch, so pages may change hands as s
 step still writes there is written before any later step's owner writes or reads. Slots carry results, so they may not.
 
 Over 400 lines, because admission, planning, retraction and leaving all change the same pools, trees and slots: cut in
-two, each half would write the other's state. What has a state of its own, or none, has a file of its own: limits, policy,
-placement, queue, rows, changes, sources, tiers, sessions, tables, grammar, logprobs, throttle, results.
+two, each half would write the other's state. What has a state of its own, or none, has a file of its own: limits,
+policy, placement, queue, rows, changes, sources, tiers, sessions, tables, grammar, logprobs, throttle, results.
 """
 
 import math
