@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, its tokens' and those named beside them: 15 MB of JSON, made in 0.3 s
 RING_RETRY_S = 0.001
@@ -354,6 +355,10 @@ class Engine:
     async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
         """The ids that a request with this chat, or this raw text, has. Raises InvalidRequest, Overloaded."""
         return await self._text_pool.run(self._text.encode, prompt)
+
+    async def in_text_pool(self, fn: Callable[..., T], *args: object) -> T:
+        """fn(*args), off the event loop. Raises what it raises, and Overloaded."""
+        return await self._text_pool.run(fn, *args)
 
     async def detokenize(self, ids: np.ndarray, *, skip_special: bool) -> str:
         """The text of ids. Raises Overloaded."""

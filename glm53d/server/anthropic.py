@@ -29,7 +29,7 @@ from glm53d.chat.tools import ToolParser
 from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, RequestError
 from glm53d.front.job import Finish, Frame, Job, OutSpec, Usage
 from glm53d.server import body, exchange
-from glm53d.server.anthropic_body import MessagesBody, to_content, to_conversation, to_tools
+from glm53d.server.anthropic_body import MessagesBody, to_conversation, to_form, to_tools
 from glm53d.server.common import extras
 from glm53d.server.constrained import constrain
 from glm53d.server.routing import routing
@@ -125,7 +125,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     tools, others = to_tools(req)
     conversation = to_conversation(req, tools)
     has_parsers = service.config.template.parsers != "none"
-    sampling = constrain(sampling, to_content(req), tools, engine, in_chat=has_parsers)
+    sampling = await constrain(sampling, to_form(req), tools, engine, in_chat=has_parsers)
     if req.messages[-1].role == "assistant":
         path = f"messages[{len(req.messages) - 1}].role"
         raise InvalidRequest(f"`{path}`: to go on with a given beginning of an answer is not supported.", path)

@@ -5,12 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from glm53d.chat.call_grammar import Tool
-from glm53d.chat.constraint import Content
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
-from glm53d.server import constrained
 from glm53d.server.common import Choice, Offered, RequestFields, call, offer, to_effort, to_tool
-from glm53d.server.constrained import TextFormat
+from glm53d.server.constrained import Form, TextFormat
 from glm53d.server.sampling import Budget, Count, not_served
 
 
@@ -134,14 +132,14 @@ def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
     return offer(shown, tools, choice, max_calls=1 if asked.disable_parallel_tool_use else None), others
 
 
-def to_content(req: MessagesBody) -> Content | None:
-    """The form that the answer's text must have; None: any. Raises InvalidRequest."""
+def to_form(req: MessagesBody) -> Form:
+    """What it says of the form of the answer's text. Raises InvalidRequest."""
     config = req.output_config or OutputConfig()
     if config.format is not None and req.output_format is not None:
         raise InvalidRequest("`output_format` is `output_config.format` under an older name.", "output_format")
     if config.format is not None:
-        return constrained.to_content(req, config.format, "output_config.format")
-    return constrained.to_content(req, req.output_format, "output_format")
+        return Form(req, config.format, "output_config.format")
+    return Form(req, req.output_format, "output_format")
 
 
 def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:

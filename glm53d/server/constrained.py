@@ -6,7 +6,7 @@ may have both where it need not call. What cannot be is refused by its path, bef
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -62,35 +62,62 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
         return _content(self.type, self.schema, at, f"{at}.schema")
 
 
-def to_content(
-    fields: SamplingFields, response: ResponseFormat | TextFormat | None, response_at: str, at: str = ""
-) -> Content | None:
-    """The form that the text must have, of whatever asks for one; None: any. Raises InvalidRequest.
-
-    Args:
-        response: the dialect's own field, which stands at response_at.
-        at: where `fields` stand.
-    """
-    found = list(_sources(fields, at))
-    if response is not None and (content := response.content(response_at)) is not None:
-        found.append(content)
-    if len(found) > 1:
-        first, second = found[0].param, found[1].param
-        raise InvalidRequest(f"`{second}`: `{first}` says already what the answer looks like.", second)
-    return found[0] if found else None
+_NAMES = (
+    "json_schema", "regex", "ebnf", "structured_outputs", "guided_json", "guided_regex", "guided_grammar",
+    "guided_choice",
+)  # fmt: skip
 
 
-def constrain(
-    sampling: SamplingParams, content: Content | None, offered: Offered | None, engine: Engine, *, in_chat: bool
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a request says of the form of its text, by whatever name."""
+
+    fields: SamplingFields
+    response: ResponseFormat | TextFormat | None = None  # the dialect's own field
+    response_at: str = ""
+    at: str = ""  # where `fields` stand
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it says anything."""
+        return self.response is not None or any(getattr(self.fields, name) is not None for name in _NAMES)
+
+    def content(self) -> Content | None:
+        """The form; None: any. Raises InvalidRequest."""
+        found = list(_sources(self.fields, self.at))
+        if self.response is not None and (content := self.response.content(self.response_at)) is not None:
+            found.append(content)
+        if len(found) > 1:
+            first, second = found[0].param, found[1].param
+            raise InvalidRequest(f"`{second}`: `{first}` says already what the answer looks like.", second)
+        return found[0] if found else None
+
+
+async def constrain(
+    sampling: SamplingParams, form: Form, offered: Offered | None, engine: Engine, *, in_chat: bool
 ) -> SamplingParams:
-    """The parameters of a request whose text and calls have these forms. Raises InvalidRequest.
+    """The parameters of a request whose text and calls have these forms. Raises InvalidRequest, Overloaded.
 
-    One call at most costs no grammar: the end of the first ends the turn. Nor does none: the tag is never sampled.
+    What a client may have made large or hostile is looked through in the text pool, where it holds up nobody.
 
     Args:
         offered: the tools of a chat.
         in_chat: the output is a turn as the model's template has it: it begins with thinking, which has any form.
     """
+    has_tools = offered is not None and bool(offered.tools)
+    if not form.is_asked and not has_tools:
+        return sampling
+    strict = has_tools and in_chat and engine.config.grammar.auto_calls
+    if not form.is_asked and not strict and offered is not None and not offered.has_form:
+        return _constrain(sampling, form, offered, engine, in_chat)
+    return await engine.in_text_pool(_constrain, sampling, form, offered, engine, in_chat)
+
+
+def _constrain(
+    sampling: SamplingParams, form: Form, offered: Offered | None, engine: Engine, in_chat: bool
+) -> SamplingParams:
+    """At most one call costs no grammar: its end ends the turn. Nor does none: the tag is never sampled."""
+    content = form.content()
     calls = None
     if offered is not None and offered.tools:
         choice = offered.choice

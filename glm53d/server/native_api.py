@@ -21,7 +21,7 @@ from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
 from glm53d.server.common import cached_by_tier
-from glm53d.server.constrained import constrain, to_content
+from glm53d.server.constrained import Form, constrain
 from glm53d.server.logprobs import Native, TokenNames, Tokens, TopLogprobs, in_parts, needs
 from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
@@ -116,7 +116,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             first_token_timeout_s=req.first_token_timeout,
             text=prompt if isinstance(prompt, str) else None,
             ids=None if isinstance(prompt, str) else to_ids(prompt, engine.vocab.size, at),
-            sampling=_sampling(fields, params_at, req, engine),
+            sampling=await _sampling(fields, params_at, req, engine),
             routing=where,
         )
         for j in range(n):
@@ -207,7 +207,7 @@ def _of_each(value: T | list[T], prompts: Sized, is_batch: bool, at: str) -> lis
     return [(f"{at}[{i}]", one) for i, one in enumerate(value)]
 
 
-def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine) -> SamplingParams:
+async def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine) -> SamplingParams:
     if params.sampling_seed is not None:
         params = msgspec.structs.replace(params, seed=params.sampling_seed)
     sampling = to_sampling(
@@ -220,7 +220,7 @@ def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: Engine
         at=at,
     )
     sampling = _with_logprobs(sampling, req)
-    return constrain(sampling, to_content(params, None, "", at), None, engine, in_chat=False)
+    return await constrain(sampling, Form(params, at=at), None, engine, in_chat=False)
 
 
 def _with_logprobs(sampling: SamplingParams, req: GenerateBody) -> SamplingParams:

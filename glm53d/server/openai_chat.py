@@ -20,7 +20,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
 from glm53d.server.common import call, to_effort
-from glm53d.server.constrained import ResponseFormat, constrain, to_content
+from glm53d.server.constrained import Form, ResponseFormat, constrain
 from glm53d.server.logprobs import TokenDeltas, TokenNames, TopLogprobs, in_parts, needs
 from glm53d.server.openai_common import (
     Chunks,
@@ -129,8 +129,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         sampling = replace(sampling, top_logprobs=req.top_logprobs or 0)
     tools = to_tools(req)
     has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
-    content = to_content(req, req.response_format, "response_format")
-    sampling = constrain(sampling, content, tools.offered, engine, in_chat=has_parsers)
+    form = Form(req, req.response_format, "response_format")
+    sampling = await constrain(sampling, form, tools.offered, engine, in_chat=has_parsers)
     base = Job(
         rid=rid,
         received_ns=received_ns,

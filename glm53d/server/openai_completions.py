@@ -20,7 +20,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams
 from glm53d.server import body, exchange
-from glm53d.server.constrained import ResponseFormat, constrain, to_content
+from glm53d.server.constrained import Form, ResponseFormat, constrain
 from glm53d.server.logprobs import Legacy, TokenNames, Tokens, TopLogprobs, in_parts
 from glm53d.server.openai_common import (
     Chunks,
@@ -61,8 +61,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     rid = exchange.choose_rid(request, req.rid)
     model = exchange.choose_model(engine, req.model)
     sampling = openai_sampling(req, req.max_tokens, engine)
-    content = to_content(req, req.response_format, "response_format")
-    sampling = constrain(sampling, content, None, engine, in_chat=False)
+    form = Form(req, req.response_format, "response_format")
+    sampling = await constrain(sampling, form, None, engine, in_chat=False)
     sampling = _with_logprobs(sampling, req)
     prompts, n = _prompts(req.prompt), req.n or 1
     exchange.check_number(engine, len(prompts) * n, "prompt")

@@ -24,7 +24,7 @@ from glm53d.errors import EngineError, RequestError
 from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams, Usage
 from glm53d.server import body, exchange
 from glm53d.server.common import Offered, cached_object, extras
-from glm53d.server.constrained import constrain, to_content
+from glm53d.server.constrained import Form, constrain
 from glm53d.server.logprobs import MessageTokens, TokenNames, Tokens, in_parts
 from glm53d.server.responses_body import ResponsesBody, to_conversation, to_logprobs, to_tools
 from glm53d.server.routing import routing
@@ -53,8 +53,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     conversation = to_conversation(req, tools)
     exchange.log_ignored_tools(rid, others)
     has_parsers = service.config.template.parsers != "none"
-    content = to_content(req, req.text.format if req.text is not None else None, "text.format")
-    sampling = constrain(sampling, content, tools, engine, in_chat=has_parsers)
+    form = Form(req, req.text.format if req.text is not None else None, "text.format")
+    sampling = await constrain(sampling, form, tools, engine, in_chat=has_parsers)
     answer = tools.parser(engine.vocab.added)
     job = Job(
         rid=rid,

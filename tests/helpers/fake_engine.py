@@ -188,6 +188,7 @@ class FakeEngine:
         self.cached = (2, 0, 0)  # tokens of each prompt, by tier
         self.calls: list[str] = []
         self.submits_cancelled = 0
+        self.num_text_jobs = 0
 
     async def submit_all(self, jobs: list[Job], n: int) -> list[FakeStream]:
         assert len(jobs) % n == 0
@@ -219,6 +220,10 @@ class FakeEngine:
     async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
         self.tokenized.append(prompt)
         return np.zeros(5, np.int32)
+
+    async def in_text_pool(self, fn, *args):
+        self.num_text_jobs += 1
+        return await asyncio.get_running_loop().run_in_executor(None, fn, *args)
 
     async def detokenize(self, ids: np.ndarray, *, skip_special: bool) -> str:
         return f"{len(ids)} ids"

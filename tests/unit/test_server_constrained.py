@@ -151,6 +151,20 @@ async def test_where_the_server_is_set_so_all_tools_are_strict(path):
         assert grammar.text.startswith("start: PROSE (call PROSE)*\n") and '"text"' in grammar.text
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_forms_are_made_off_the_event_loop_and_requests_without_any_do_not_go_there(client, path):
+    """F-G13: what looks through a hostile schema holds up nobody else."""
+    await sampling_of(client, path)
+    if path in CHATS:
+        await sampling_of(client, path, **tools(path, say=SAY), **one_call(path))
+    assert client.engine.num_text_jobs == 0
+    await sampling_of(client, path, regex="a")
+    assert client.engine.num_text_jobs == 1
+    if path in CHATS:
+        await sampling_of(client, path, **tools(path, say=SAY), **choice(path))
+        assert client.engine.num_text_jobs == 2
+
+
 @pytest.mark.parametrize("path", CHATS)
 async def test_one_call_at_most_costs_a_stop_id_and_no_grammar(client, path):
     sampling = await sampling_of(client, path, **tools(path, say=SAY), **one_call(path))
