@@ -158,7 +158,7 @@ async def test_forms_are_made_off_the_event_loop_and_requests_without_any_do_not
     if path in CHATS:
         await sampling_of(client, path, **tools(path, say=SAY), **one_call(path))
     assert client.engine.num_text_jobs == 0
-    await sampling_of(client, path, regex="a")
+    await sampling_of(client, path, **({"sampling_params": {"regex": "a"}} if path == NATIVE else {"regex": "a"}))
     assert client.engine.num_text_jobs == 1
     if path in CHATS:
         await sampling_of(client, path, **tools(path, say=SAY), **choice(path))
