@@ -50,6 +50,13 @@ class Plan(BaseModel):
     score: float | None
 
 
+class Verdict(BaseModel):
+    """Without bounds: Anthropic's SDK takes them out of the schema that it sends, and checks them all the same."""
+
+    is_right: bool
+    kind: Literal["read", "write"]
+
+
 class Search(BaseModel):
     """Looks for something."""
 
@@ -254,8 +261,8 @@ async def test_openai_parses_responses_into_models(sim):
 async def test_anthropic_parses_messages_into_models(sim):
     async with anthropic.AsyncAnthropic(base_url=sim.url, api_key="none", max_retries=0) as sdk:
         model = (await sdk.models.list()).data[0].id
-        message = await sdk.messages.parse(model=model, messages=HI, max_tokens=1000, output_format=Plan)
-        assert isinstance(message.parsed_output, Plan)
+        message = await sdk.messages.parse(model=model, messages=HI, max_tokens=1000, output_format=Verdict)
+        assert isinstance(message.parsed_output, Verdict)
         tools = [{"name": "say", "input_schema": closed("n", n=INT, note=STR)}]
         called = await sdk.messages.create(
             model=model, messages=HI, max_tokens=1000, tools=tools, tool_choice={"type": "tool", "name": "say"}

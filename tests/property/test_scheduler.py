@@ -17,7 +17,7 @@ from glm53d.ipc.records import HELPER
 from glm53d.sched.tiers import TierCounters, TierLimits
 from tests.helpers.sched_world import SchedWorld
 
-STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 100_000
+STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 40_000
 SEEDS = 20
 
 
@@ -91,7 +91,7 @@ def drive(seed: int, steps: int) -> SchedWorld:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_books_balance_and_nothing_is_left_after_random_traffic(seed):
-    """[R13] order, size, ownership after each of 100,000 steps; every request ends once."""
+    """[R13] order, size, ownership after each of 40,000 steps, or a million; every request ends once."""
     world = drive(seed, STEPS // SEEDS)
     assert world.is_idle()
     assert set(world.ended) == set(world.prompts)
