@@ -672,10 +672,8 @@ class Scheduler:
             req.table_row = self.ranks[dp_rank].table_rows.pop()
             self._changes.fill_table(req)
         self._append_pages(req, np.concatenate([matched, pages]))
-        if loads is not None:
-            self.ranks[dp_rank].moving.append(req)
-            return
-        self.ranks[dp_rank].prefilling.append(req)
+        rank = self.ranks[dp_rank]
+        (rank.prefilling if loads is None else rank.moving).append(req)
         if self.prompt_is_computed(req):  # retracted before, and its pages are still there
             self.release_siblings(req)
 
