@@ -12,17 +12,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from bench.nano.data import sample
 from glm53d.chat.template import Template
 from glm53d.nano.train_tokenizer import (
     NUM_BASE,
     PLAIN,
-    PRE_TOKENIZER_REGEX,
     SENTENCES,
     SPECIAL,
     tokenizer_config,
+    train,
     with_added_tokens,
 )
 
@@ -39,26 +37,9 @@ def training_texts() -> Iterator[str]:
     yield from [SENTENCES] * SENTENCE_WEIGHT
 
 
-def train() -> Tokenizer:
-    """A tokenizer with NUM_BASE base entries, all 256 bytes among them, and no added token yet."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER_REGEX), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=NUM_BASE,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=16,  # a sentence without spaces is one pre-token: do not learn it whole
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(training_texts(), trainer)
-    return tokenizer
-
-
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = with_added_tokens(train())
+    tokenizer = with_added_tokens(train(training_texts()))
     assert len(tokenizer["model"]["vocab"]) == NUM_BASE
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n", "utf-8")

@@ -12,6 +12,7 @@ import json
 import pydoc_data.topics
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -89,7 +90,7 @@ def training_texts() -> list[str]:
     return topics * 2 + sources + [SENTENCES] * SENTENCE_WEIGHT
 
 
-def train() -> Tokenizer:
+def train(texts: Iterable[str]) -> Tokenizer:
     """A tokenizer with NUM_BASE base entries, all 256 bytes among them, and no added token yet."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -105,7 +106,7 @@ def train() -> Tokenizer:
         max_token_length=16,  # a sentence without spaces is one pre-token: do not learn it whole
         show_progress=False,
     )
-    tokenizer.train_from_iterator(training_texts(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
@@ -147,7 +148,7 @@ def tokenizer_config() -> dict:
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = with_added_tokens(train())
+    tokenizer = with_added_tokens(train(training_texts()))
     assert len(tokenizer["model"]["vocab"]) == NUM_BASE
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n", "utf-8")
