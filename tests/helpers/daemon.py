@@ -123,8 +123,8 @@ async def idle_info(session: aiohttp.ClientSession, url: str, deadline_s: float 
     while True:
         async with session.get(url + "/server_info") as answer:
             info = await answer.json()
-        load = info["loads"][0]
-        is_idle = info["requests_in_flight"] == load["num_running"] == load["num_waiting"] == 0
+        busy = sum(load["num_running"] + load["num_waiting"] for load in info["loads"])
+        is_idle = info["requests_in_flight"] == busy == 0
         if is_idle or time.monotonic() > end:
             return info
         await asyncio.sleep(0.05)
