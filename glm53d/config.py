@@ -177,6 +177,7 @@ class Sim(Section, frozen=True):
     base_ms: Annotated[float, doc("Time of an empty step.", ge=0)] = 5.0
     per_prefill_token_us: Annotated[float, doc("Time per prompt token.", ge=0)] = 20.0
     per_decode_row_us: Annotated[float, doc("Time per decoding request.", ge=0)] = 10.0
+    draft_acceptance: Annotated[float, doc("How often each of speculation.num_draft_tokens is right.", ge=0, le=1)] = 0.75
     text: Annotated[str, doc("What every request answers, control tokens spelled out; empty: ids drawn from the seed.")] = ""
     after_tools: Annotated[str, doc("What one answers instead whose last message, as far as it was not cached, is a tool's; empty: the same.")] = ""
     num_pages: Annotated[int, doc("Pages of each simulated pool.", ge=1)] = 16384
@@ -279,8 +280,6 @@ def validate(config: Config) -> None:
             f"scheduler.max_running_requests {scheduler.max_running_requests} do not fit a step of max_step_tokens "
             f"{scheduler.max_step_tokens} on {parallel.attn_dp_size} attention-DP ranks, {each} each"
         )
-    if config.speculation.num_draft_tokens and config.engine.kind == "sim":
-        raise ConfigError('speculation.num_draft_tokens: the engine of kind "sim" drafts nothing')
     if config.cache.storage_path and not config.cache.host_bytes:
         raise ConfigError("cache.storage_path needs cache.host_bytes: pages go to files through host memory")
     for name in ("endpoint", "replay_endpoint"):

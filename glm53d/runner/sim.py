@@ -44,6 +44,7 @@ class SimRunner:
         attn_tp_rank: int = 0,
     ):
         self._sim = config.sim
+        self._num_drafts = config.speculation.num_draft_tokens
         self._page_size = config.kv.page_size
         self._dp_rank = attn_dp_rank
         self._owns_rows = attn_tp_rank == 0  # of a group, one answers, and writes files
@@ -102,23 +103,26 @@ class SimRunner:
         mine = batch.row_dp_rank == self._dp_rank
         sampled = mine & ((batch.row_flags & ROW_SAMPLE) != 0) & self._owns_rows
         num_decoding = int(np.count_nonzero(mine & fed))
-        prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - num_decoding
+        prefill_tokens = int(batch.dp_num_tokens[self._dp_rank]) - num_decoding * (1 + self._num_drafts)
         us = self._sim.base_ms * 1e3 if batch.num_rows else 0.0
         us += self._sim.per_prefill_token_us * prefill_tokens
         us += self._sim.per_decode_row_us * num_decoding
         if len(batch.moves):
             us = self._move(batch.moves, us)
-        slot = batch.row_slot[sampled]
-        position = (batch.row_prefix_len[sampled] + batch.row_extend_len[sampled]).astype(np.int64)
+        first = (batch.row_prefix_len + np.where(fed, 1, batch.row_extend_len)).astype(np.int64)  # sample's position
         counts = sampled.astype(np.int32)
-        ids = np.full((batch.num_rows, 1), -1, np.int32)
-        ids[sampled, 0] = self._next_ids(slot, position)
+        if self._num_drafts:
+            guessed = sampled & fed
+            guessed[batch.mask_row] = False
+            counts[guessed] += self._num_accepted(batch.row_slot[guessed], first[guessed])
+        ids = np.full((batch.num_rows, 1 + self._num_drafts), -1, np.int32)
+        rows, behind = np.nonzero(np.arange(1 + self._num_drafts) < counts[:, None])
+        ids[rows, behind] = self._next_ids(batch.row_slot[rows], first[rows] + behind)
         if len(batch.mask_row) and (narrowed := sampled[batch.mask_row]).any():
             rows = batch.mask_row[narrowed]
-            at = (batch.row_prefix_len[rows] + batch.row_extend_len[rows]).astype(np.int64)
-            ids[rows, 0] = self._legal_ids(batch.masks[narrowed], self._random(batch.row_slot[rows], at))
+            ids[rows, 0] = self._legal_ids(batch.masks[narrowed], self._random(batch.row_slot[rows], first[rows]))
         self._end_ns = start + int(us * 1e3)
-        logprobs = self._logprobs(batch, sampled, ids[:, 0]) if len(batch.top_logprobs) else None
+        logprobs = self._logprobs(batch, counts, ids, first) if len(batch.top_logprobs) else None
         self._launched.append((StepResult(batch.step, counts, ids, start, self._end_ns, logprobs), batch.wait_us))
 
     def _move(self, moves: np.ndarray, us: float) -> float:
@@ -133,18 +137,24 @@ class SimRunner:
             self._files.submit(mine[is_file], lambda: None)
         return float(count[MoveKind.SAVE] / self._cache.host_bytes_per_s + max(us, brought))
 
-    def _logprobs(self, batch: Batch, sampled: np.ndarray, ids: np.ndarray) -> Logprobs | None:
+    def _num_accepted(self, slot: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """How many drafts of each row are right, up to the first that is not: of its seed and positions. [n]."""
+        of_draft = self._random(slot[:, None], ~(first[:, None] + np.arange(self._num_drafts)))
+        is_right = of_draft.astype(np.float64) / 2.0**64 < self._sim.draft_acceptance
+        return np.cumprod(is_right, axis=1).sum(axis=1, dtype=np.int32)
+
+    def _logprobs(self, batch: Batch, counts: np.ndarray, ids: np.ndarray, first: np.ndarray) -> Logprobs | None:
         """Of our rows that ask: prompt tokens that are targets, then what was sampled. None: there are none yet."""
         row_of = np.repeat(np.arange(batch.num_rows), batch.row_extend_len)
         ends = np.cumsum(batch.row_extend_len)
         position_of = np.arange(batch.num_tokens) + (batch.row_prefix_len + batch.row_extend_len - ends)[row_of]
         wanted = np.flatnonzero((batch.targets >= 0) & self._owns_rows)
         wanted = wanted[batch.row_dp_rank[row_of[wanted]] == self._dp_rank]
-        said = np.flatnonzero(sampled & (batch.top_logprobs >= 0))
+        said, at = np.nonzero((np.arange(ids.shape[1]) < counts[:, None]) & (batch.top_logprobs >= 0)[:, None])
         if not (len(wanted) or len(said)):
             return None
-        rows, token = np.concatenate([row_of[wanted], said]), np.concatenate([batch.targets[wanted], ids[said]])
-        position = 1 + np.concatenate([position_of[wanted], position_of[ends[said] - 1]])
+        rows, token = np.concatenate([row_of[wanted], said]), np.concatenate([batch.targets[wanted], ids[said, at]])
+        position = np.concatenate([position_of[wanted] + 1, first[said] + at])
         behind = np.maximum(np.arange(-1, batch.top_logprobs.max()), 0)  # of the token itself, and of those beside it
         pairs = np.empty((len(rows), len(behind)), LOGPROB)
         pairs["id"] = np.where(behind, (token[:, None] + behind) % self._num_base_ids, token[:, None])
