@@ -27,6 +27,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     prompts = (batch.row_flags & ROW_FEED) == 0
     sched.end_moves(result)
     if not batch.num_rows:
+        slots.collected(batch.step)
         return
     if sched.limits.target_itl_ns and batch.mode is Mode.DP:  # no stream runs beside a prompt that all ranks share
         _measure(sched, batch, prompts, took_ns)

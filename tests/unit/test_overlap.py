@@ -3,6 +3,7 @@
 import pytest
 
 from glm53d.ipc.records import FinishReason
+from glm53d.sched.tiers import TierLimits
 from tests.helpers.sched_world import SchedWorld
 
 
@@ -111,3 +112,21 @@ def test_rows_with_drafts_wait_for_the_result_that_says_where_they_are():
         assert batch is None or not world.launched or batch is world.launched[-1][0]
         assert len(world.launched) <= 1, "its next row is planned only behind its last result"
     assert len(world.received[1]) == 50
+
+
+def test_a_slot_comes_free_when_a_step_without_rows_is_the_last_that_named_it():
+    """[R22] the row sits out, so only pages move; then the request is aborted."""
+    tiers = TierLimits(host_pages=40, step_pages=100)
+    world = SchedWorld(eos_chance=0, max_in_flight=2, max_running=1, tiers=tiers)
+    world.send(1, [1] * 8, 2)
+    world.step(), world.step()
+    moves = world.sched.next_batch(world.now)
+    assert moves is not None and not moves.num_rows and len(moves.moves)
+    world.launched.append((moves, world.compute(moves), world.now))
+    world.sched.abort(1)
+    while world.launched:
+        world.collect()
+    world.send(2, [2] * 8, 2)
+    for _ in range(10):
+        world.step()
+    assert world.ended[2] is FinishReason.LENGTH and world.is_idle()
