@@ -76,17 +76,16 @@ def measure(path: Path, rounds: int) -> list[Row]:
     watchdog = Watchdog()
     rows = []
     for what, make in (
-        ("one message", lambda: [corpus.take(chars)]),
-        ("one message, all CJK", lambda: [corpus.take(chars).translate(CJK)[:TOKENS]]),
-        ("400 messages", lambda: [corpus.take(chars // 400) for _ in range(400)]),
+        ("one message", lambda: _chat(corpus.take(chars))),
+        ("one message, all CJK", lambda: _chat(corpus.take(chars).translate(CJK)[:TOKENS])),
+        ("400 messages", lambda: _chat(*(corpus.take(chars // 400) for _ in range(400)))),
+        ("raw text", lambda: Job("bench", 0, text=corpus.take(chars))),
+        ('raw text, all "<|"', lambda: Job("bench", 0, text="<|" * TOKENS)),  # begins control tokens, spells none
     ):
         stops: list[float] = []
         noise: list[float] = []
         for _ in range(rounds):
-            texts = make()
-            roles = ("user", "assistant")
-            messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-            job = Job("bench", 0, conversation=Conversation(messages))
+            job = make()
             stops.append(watchdog.worst_stop(partial(half.prepare, job, 1 << 30, False)))
             noise.append(watchdog.worst_stop(partial(hashlib.blake2b, NO_GIL)))
         rows.append(
@@ -96,6 +95,12 @@ def measure(path: Path, rounds: int) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def _chat(*texts: str) -> Job:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return Job("bench", 0, conversation=Conversation(messages))
 
 
 CJK = {code: 0x4E00 + code for code in range(128)}

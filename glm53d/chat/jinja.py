@@ -9,7 +9,6 @@ and put back when the rendered text has been taken apart at the control tokens t
 
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from glm53d.chat.conversation import Conversation, Json
 from glm53d.chat.corpus import CORPUS
 from glm53d.chat.template import Segment, Template, Variant
 from glm53d.errors import CheckpointError, ConfigError, InvalidRequest
+from glm53d.text.spellings import Spellings
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,11 @@ class JinjaTemplate:
         self._env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         self._template = self._env.from_string(source)
         self._ids = dict(control_ids)
-        # The longest first: of two that start at the same place, tokenizers take the longer one.
-        self._spellings = [*sorted(control_ids, key=len, reverse=True), _MARK]
-        self._border = _any_of(self._spellings[:-1])
-        self._hidden = _any_of(self._spellings)
+        self._spelled = [*control_ids, _MARK]
+        self._border = Spellings(control_ids)
+        self._hidden = Spellings(self._spelled)
         # Templates take reasoning out of an assistant's content by these two, and are to see them.
-        self._hidden_in_answers = _any_of(s for s in self._spellings if s not in ("<think>", "</think>"))
-        self._sentinel = re.compile(f"{_MARK}(.){_MARK}", re.DOTALL)
+        self._hidden_in_answers = Spellings([s for s in self._spelled if s not in ("<think>", "</think>")])
 
     def render(self, conv: Conversation) -> list[Segment]:
         """The prompt as segments; only what the template itself writes becomes a control token. As Template.render."""
@@ -144,7 +142,7 @@ class JinjaTemplate:
 
     def keeps_sentinels(self) -> bool:
         """Whether render() is render_text() taken apart: a template that changes texts may break sentinels."""
-        spelled = "".join(self._spellings)
+        spelled = "".join(self._spelled)
         said: dict[str, Json] = {"role": "assistant", "content": "", "reasoning_content": spelled}
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"k": spelled}}}
         probes = (
@@ -202,8 +200,8 @@ class JinjaTemplate:
     def _hide(self, value: Json, *, in_answer: bool = False) -> Json:
         """The value with sentinels in all its strings, keys of objects too."""
         if isinstance(value, str):
-            pattern = self._hidden_in_answers if in_answer else self._hidden
-            return pattern.sub(self._sentinel_of, value)
+            parts = (self._hidden_in_answers if in_answer else self._hidden).split(value)
+            return "".join(self._sentinel_of(part) if i % 2 else part for i, part in enumerate(parts))
         if isinstance(value, list):
             return [self._hide(item, in_answer=in_answer) for item in value]
         if isinstance(value, dict):
@@ -213,19 +211,18 @@ class JinjaTemplate:
             }
         return value
 
-    def _sentinel_of(self, found: re.Match[str]) -> str:
-        return f"{_MARK}{chr(_FIRST + self._spellings.index(found[0]))}{_MARK}"
+    def _sentinel_of(self, spelling: str) -> str:
+        return f"{_MARK}{chr(_FIRST + self._spelled.index(spelling))}{_MARK}"
 
     def _restored(self, text: str) -> str:
-        if _MARK not in text:
-            return text
+        parts = text.split(_MARK)  # plain text and what stands for a spelling, in turn
         try:
-            return "".join(
-                self._spellings[ord(part) - _FIRST] if i % 2 else _whole(part)
-                for i, part in enumerate(self._sentinel.split(text))
-            )
-        except LookupError:
-            raise InvalidRequest("The chat template breaks the spelling of a control token.", "messages") from None
+            parts[1::2] = [self._spelled[ord(part) - _FIRST] for part in parts[1::2]]
+        except (TypeError, IndexError):
+            raise _broken() from None
+        if len(parts) % 2 == 0:
+            raise _broken()
+        return "".join(parts)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -288,10 +285,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(f"({'|'.join(map(re.escape, texts))})")
-
-
 def _part(text: str) -> dict[str, Json]:
     return {"type": "text", "text": text}
 
@@ -306,7 +299,5 @@ def _with_text(message: dict[str, Json]) -> dict[str, Json]:
     return message | {"content": "".join(texts)} if len(texts) == len(content) else message
 
 
-def _whole(text: str) -> str:
-    if _MARK in text:
-        raise LookupError("half a sentinel")
-    return text
+def _broken() -> InvalidRequest:
+    return InvalidRequest("The chat template breaks the spelling of a control token.", "messages")

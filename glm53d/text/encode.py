@@ -12,7 +12,6 @@ so that the turn extends the cached pages. [R52]
 """
 
 import os
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from glm53d.errors import InvalidRequest
 from glm53d.text import backend, cuts
 from glm53d.text.cache import IdCache, key_of
 from glm53d.text.decode import decode
+from glm53d.text.spellings import Spellings
 from glm53d.text.vocab import Vocab
 
 WRITES_AFTER = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<arg_value>")
@@ -59,9 +59,7 @@ class Encoder:
         self._is_added = np.zeros(len(vocab.token_bytes), bool)
         self._is_added[list(vocab.added.values())] = True
         self._writes_after = {vocab.added[spelling] for spelling in WRITES_AFTER if spelling in vocab.added}
-        # The longest first: of two that start at the same place, tokenizers take the longer one.
-        spellings = sorted(vocab.added, key=len, reverse=True)
-        self._border = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
+        self._spellings = Spellings(vocab.added)
         self._written: deque[tuple[int, np.ndarray]] = deque()  # turns that have ended, not yet in the cache
         self._written_lock = Lock()
 
@@ -76,8 +74,7 @@ class Encoder:
 
     def split(self, text: str) -> list[str | int]:
         """A text as segments: what spells an added token is that token."""
-        parts = self._border.split(text) if self._border else [text]
-        return [self._added.get(part, part) for part in parts if part]
+        return [self._added.get(part, part) for part in self._spellings.split(text) if part]
 
     def encode_text(self, text: str) -> np.ndarray:
         """Ids of a raw prompt: what spells an added token is that token."""

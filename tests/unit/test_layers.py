@@ -23,7 +23,7 @@ class Layer:
 LAYERS = {
     "world": Layer(may=("",)),
     "server": Layer(may=("config", "obs", "chat", "front", "_native"), never=("torch",)),
-    "chat": Layer(may=("config",), never=("asyncio", "torch")),
+    "chat": Layer(may=("config", "text.spellings"), never=("asyncio", "torch")),
     "text": Layer(may=("config", "_native"), never=("torch",)),
     "front": Layer(may=("config", "obs", "ipc", "chat", "text", "grammar", "_native"), never=("aiohttp", "torch")),
     "ipc": Layer(may=("_native",), never=("asyncio", "aiohttp", "torch")),
