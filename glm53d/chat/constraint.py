@@ -22,6 +22,8 @@ MAX_SOURCE_BYTES = 16 * 1024
 """Of a regex or a grammar of a client's own. To look through so much takes 10 ms."""
 MAX_GRAMMAR_BYTES = 512 * 1024
 
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
+
 # Where JSON may have white space: what a model prints, and no more. Without an end a model can get lost in it.
 _WHITE_SPACE = r" |\n {0,40}|\n\t{0,10}"
 
@@ -82,21 +84,22 @@ def choice(texts: list[str], at: str) -> Content:
 def grammar(source: str, at: str) -> Content:
     """Text of a grammar: GBNF, whose first rule is root, or Lark, whose first is start. Raises InvalidRequest."""
     _check_size(source, at)
-    return Content(to_lark(source, at) if "::=" in source else source, at)
+    # A client's Lark is nested: none of its names is one of ours. Lines in what the engine says of it are its own.
+    return Content(to_lark(source, at) if _GBNF_RULE.search(source) else f"content: %lark {{{source}\n}}\n", at)
 
 
 def compose(content: Content | None, calls: Calls | None, *, after_thinking: bool) -> Grammar | None:
     """One grammar of what a request asks for. Raises InvalidRequest where its parts exclude each other."""
     if calls is None:
-        return None if content is None else _grammar(_alone(content), after_thinking, content.param)
+        return None if content is None else _grammar(content.rules + "start: content\n", after_thinking, content.param)
     if content is None:
         return _grammar(_start_of(calls) + calls.rules, after_thinking, calls.param)
-    if calls.must or not content.rules.startswith("content:"):
+    if calls.must:
         raise InvalidRequest(
             f"`{content.param}` cannot go with `{calls.param}`: the answer cannot be both.", content.param
         )
     calls_rule = "call" if calls.max_calls == 1 else "call+"
-    return _grammar(f"start: content | {calls_rule}\n{content.rules}{calls.rules}", after_thinking, content.param)
+    return _grammar(f"{content.rules}start: content | {calls_rule}\n{calls.rules}", after_thinking, content.param)
 
 
 def json_value(closed: Json) -> str:
@@ -130,10 +133,6 @@ def _start_of(calls: Calls) -> str:
         return "start: call\n" if calls.max_calls == 1 else "start: call+\n"
     prose = "PROSE: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/\n"
     return ("start: PROSE call?\n" if calls.max_calls == 1 else "start: PROSE (call PROSE)*\n") + prose
-
-
-def _alone(content: Content) -> str:
-    return f"start: content\n{content.rules}" if content.rules.startswith("content:") else content.rules
 
 
 def _grammar(text: str, after_thinking: bool, param: str) -> Grammar:

@@ -1,6 +1,6 @@
 """GBNF, the grammars of llama.cpp that SGLang and vLLM take, as llguidance's Lark. [R35]
 
-    root ::= "Hi " name+          start: rule_0
+    root ::= "Hi " name+          content: rule_0
     name ::= [A-Z] [a-z]*    ──>  rule_0: "Hi " TERMINAL_1 +
                                   TERMINAL_1: /[\\u{41}-\\u{5a}]/ /[\\u{61}-\\u{7a}]/ *
 
@@ -33,7 +33,7 @@ _NAMED = {r"\n": "\n", r"\r": "\r", r"\t": "\t"}
 
 
 def to_lark(source: str, at: str) -> str:
-    """The grammar in Lark, its first rule `start`. Raises InvalidRequest with the path `at`."""
+    """The grammar in Lark, its first rule `content`. Raises InvalidRequest with the path `at`."""
     rules: dict[str, list[tuple[str, bool]]] = {}  # what each is made of, in Lark, and whether that is a rule's name
     body: list[tuple[str, bool]] | None = None
     for kind, part in _parts(source, at):
@@ -52,7 +52,7 @@ def to_lark(source: str, at: str) -> str:
         name: f"rule_{i}" if name == "root" or any(is_rule for _, is_rule in parts) else f"TERMINAL_{i}"
         for i, (name, parts) in enumerate(rules.items())
     }
-    lines = [f"start: {names['root']}"]
+    lines = [f"content: {names['root']}"]
     for name, parts in rules.items():
         for part, is_rule in parts:
             if is_rule and part not in names:

@@ -24,7 +24,7 @@ def drawer() -> Drawer:
 @given(SOURCES.map("".join))
 def test_any_source_is_read_or_refused(source):
     try:
-        assert to_lark(source, "ebnf").startswith("start: rule_")
+        assert to_lark(source, "ebnf").startswith("content: rule_")
     except InvalidRequest as refused:
         assert refused.param == "ebnf"
 

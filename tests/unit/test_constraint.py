@@ -52,6 +52,7 @@ def test_a_regex_matches_the_answer_as_a_whole(drawer, pattern, good, bad):
         ('root ::= "" | a-b_1\na-b_1 ::= "say \\"hi\\"\\n/" end\nend ::=', 'say "hi"\n/', "say"),
         ('start: "a" b+\nb: /[0-9]/', "a12", "a"),
         ('start: item ("," item)*\nitem: %json {"type": "integer"}', "1,-2", "1,"),
+        ('start: content content "}"\ncontent: "::= " // }', "::= ::= }", "::= "),
     ],
 )
 def test_a_grammar_is_gbnf_or_lark(drawer, source, good, bad):
@@ -97,7 +98,7 @@ def test_sources_are_bounded(source):
         "a ::= b ::=",
         "root ::= [\\d]",
         "root ::= 'a'",
-        'x "a" root ::= "b"',
+        'x "a"\nroot ::= "b"',
         'root ::= "\\uD800"',
         "r ::= x",
         'root ::= "a"\nroot ::= "b"',
@@ -115,12 +116,29 @@ CALLS = Calls('call: <[3]> "f" <[4]>\n', "tool_choice", must=False, max_calls=No
 
 def test_parts_that_exclude_each_other_are_refused():
     must = Calls(CALLS.rules, "tool_choice", must=True, max_calls=None)
-    whole = constraint.grammar('root ::= "a"', "ebnf")
-    for content, calls in ((constraint.json_object("response_format"), must), (whole, CALLS)):
-        with pytest.raises(InvalidRequest) as raised:
-            compose(content, calls, after_thinking=True)
-        assert raised.value.param == content.param
-        assert f"`{calls.param}`" in raised.value.message
+    with pytest.raises(InvalidRequest) as raised:
+        compose(constraint.json_object("response_format"), must, after_thinking=True)
+    assert raised.value.param == "response_format"
+    assert "`tool_choice`" in raised.value.message
+
+
+@pytest.mark.parametrize("source", ['root ::= "a"', 'start: call\ncall: "a"'])
+def test_a_grammar_of_the_text_leaves_calls_possible(drawer, source):
+    begin, end = drawer.vocab.added["<tool_call>"], drawer.vocab.added["</tool_call>"]
+    calls = Calls(f'call: <[{begin}]> "f" <[{end}]>\n', "tools", must=False, max_calls=None)
+    grammar = compose(constraint.grammar(source, "ebnf"), calls, after_thinking=True)
+    assert grammar is not None
+    assert drawer.accepts(grammar, "a")
+    assert drawer.accepts(grammar, begin, "f", end)
+    assert not drawer.accepts(grammar, "a", begin, "f", end)
+
+
+@pytest.mark.parametrize(("source", "line"), [("start: 'a'", "1("), ('start: "a"\n)', "2(1)")])
+def test_what_is_wrong_in_a_grammar_is_named_by_its_own_line(drawer, source, line):
+    grammar = compose(constraint.grammar(source, "ebnf"), None, after_thinking=False)
+    with pytest.raises(InvalidRequest) as raised:
+        drawer.compiler.compile(grammar.text)
+    assert line in raised.value.message
 
 
 def test_nothing_asked_for_is_no_grammar():

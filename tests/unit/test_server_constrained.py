@@ -193,7 +193,7 @@ async def test_the_older_names_of_tools_force_calls_too(client):
 async def test_a_form_of_the_text_leaves_calls_possible(client, path):
     fields, param = response_format(path, "json_schema")
     grammar = (await sampling_of(client, path, **tools(path, say=SAY), **fields)).grammar
-    assert grammar.text.startswith("start: content | call+\n") and grammar.param == param
+    assert "\nstart: content | call+\n" in grammar.text and grammar.param == param
     answer = await client.post(path, BODIES[path] | tools(path, say=SAY) | fields | choice(path))
     assert (answer.status, answer.error["param"]) == (400, param)
     assert "`tool_choice`" in answer.error["message"]
