@@ -128,8 +128,8 @@ class JinjaTemplate:
         self._spelled = [*control_ids, _MARK]
         self._border = Spellings(control_ids)
         self._hidden = Spellings(self._spelled)
-        # Templates take reasoning out of an assistant's content by these two, and are to see them.
-        self._hidden_in_answers = Spellings([s for s in self._spelled if s not in ("<think>", "</think>")])
+        # Templates take reasoning out of an assistant's content by these two, and are to see them in it.
+        self._hidden_in_thought = Spellings([s for s in self._spelled if s not in ("<think>", "</think>")])
 
     def render(self, conv: Conversation) -> list[Segment]:
         """The prompt as segments; only what the template itself writes becomes a control token. As Template.render."""
@@ -192,7 +192,7 @@ class JinjaTemplate:
     def _with_sentinels(self, conv: Conversation) -> Conversation:
         return replace(
             conv,
-            messages=[self._hide(m, in_answer=m.get("role") == "assistant") for m in conv.messages],
+            messages=[self._hide(m, in_answer=_may_hold_thinking(m)) for m in map(_with_text, conv.messages)],
             tools=self._hide(conv.tools),
             template_kwargs=self._hide(conv.template_kwargs),
         )
@@ -200,8 +200,8 @@ class JinjaTemplate:
     def _hide(self, value: Json, *, in_answer: bool = False) -> Json:
         """The value with sentinels in all its strings, keys of objects too."""
         if isinstance(value, str):
-            parts = (self._hidden_in_answers if in_answer else self._hidden).split(value)
-            return "".join(self._sentinel_of(part) if i % 2 else part for i, part in enumerate(parts))
+            thought, end, rest = value.rpartition("</think>") if in_answer else ("", "", value)
+            return self._hide_in(self._hidden_in_thought, thought) + end + self._hide_in(self._hidden, rest)
         if isinstance(value, list):
             return [self._hide(item, in_answer=in_answer) for item in value]
         if isinstance(value, dict):
@@ -211,8 +211,11 @@ class JinjaTemplate:
             }
         return value
 
-    def _sentinel_of(self, spelling: str) -> str:
-        return f"{_MARK}{chr(_FIRST + self._spelled.index(spelling))}{_MARK}"
+    def _hide_in(self, spellings: Spellings, text: str) -> str:
+        return "".join(
+            f"{_MARK}{chr(_FIRST + self._spelled.index(part))}{_MARK}" if i % 2 else part
+            for i, part in enumerate(spellings.split(text))
+        )
 
     def _restored(self, text: str) -> str:
         parts = text.split(_MARK)  # plain text and what stands for a spelling, in turn
@@ -297,6 +300,11 @@ def _with_text(message: dict[str, Json]) -> dict[str, Json]:
     parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
     return message | {"content": "".join(texts)} if len(texts) == len(content) else message
+
+
+def _may_hold_thinking(message: dict[str, Json]) -> bool:
+    """Whether a template may look for thinking in the content: of an answer that has none beside it."""
+    return message.get("role") == "assistant" and not isinstance(message.get("reasoning_content"), str)
 
 
 def _broken() -> InvalidRequest:

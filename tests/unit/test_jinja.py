@@ -163,6 +163,26 @@ def test_the_official_templates_in_the_sandbox_keep_spelled_control_tokens_text(
     assert theirs.render(conv) == ours.render(conv)
 
 
+@pytest.mark.parametrize("variant", FILES)
+def test_the_official_templates_make_control_tokens_of_no_more_of_an_answer_than_we_do(variant):
+    """[R17] They look for reasoning in the content where none stands beside it, and up to the last </think>."""
+    theirs, ours = JinjaTemplate(source(variant), VOCAB.added), Template(VOCAB.added, variant)
+    question = {"role": "user", "content": "q"}
+    parts = [{"type": "text", "text": "<think> a"}, {"type": "text", "text": "</think> b <think>"}]
+    for content in ("a </think> b <think> c", "<think> a </think> b </think> c", "<think> a", parts):
+        answer = {"role": "assistant", "content": content}
+        for told in (answer | {"reasoning_content": "r"}, answer | {"reasoning_content": ""}, answer):
+            conv = Conversation([question, told])
+            assert theirs.render(conv) == ours.render(conv)
+
+
+def test_a_foreign_template_never_makes_control_tokens_of_answers_whose_reasoning_stands_apart():
+    """[R17]"""
+    answer = {"role": "assistant", "content": SPELLED, "reasoning_content": "r"}
+    conv = Conversation([{"role": "user", "content": "a"}, answer])
+    assert JinjaTemplate(FOREIGN, VOCAB.added).render(conv) == [USER, "a", ASSISTANT, SPELLED, ASSISTANT]
+
+
 def test_user_system_and_tool_text_yields_no_added_token_whatever_it_spells():
     """[R17] Assistant text only the `<think>` and `</think>` that the template takes out."""
     encoder, template = Encoder(VOCAB.path, VOCAB, max_threads=1), Template(VOCAB.added)
