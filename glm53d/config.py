@@ -297,6 +297,8 @@ def validate(config: Config) -> None:
         raise ConfigError("model.path is empty")
     if config.template.path and config.template.parsers == "auto":
         raise ConfigError("template.path needs template.parsers beside it: glm or none")
+    if "" in config.template.strip_lines:
+        raise ConfigError("template.strip_lines has an empty string, with which every line begins")
     if config.server.tls_key and not config.server.tls_cert:
         raise ConfigError("server.tls_key is set, server.tls_cert is not")
 

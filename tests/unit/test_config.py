@@ -134,6 +134,10 @@ def test_a_file_that_is_nested_too_deep_is_refused_as_any_other(tmp_path):
         (["world.pin_cpus=[-1]"], "world.pin_cpus has a negative number"),
         (["model.path="], "model.path is empty"),
         (
+            ['template.strip_lines=["x-a:", ""]'],
+            "template.strip_lines has an empty string, with which every line begins",
+        ),
+        (
             ["scheduler.max_step_tokens=64"],
             "scheduler.max_running_requests 256 do not fit a step of max_step_tokens 64 on 1 attention-DP ranks, one token each",
         ),
