@@ -66,24 +66,27 @@ class StepCost:
 
 
 class Rate:
-    """Prompt tokens that the node computes per second, over the steps that compute any."""
+    """Prompt tokens that the node computes per second when it has enough to do: ns = per_token * tokens.
+
+    Least squares, so the largest steps count most: what a step costs whatever it holds hardly shows in them.
+    """
 
     def __init__(self) -> None:
-        self._tokens = self._ns = 0.0
+        self._squares = self._ns = 0.0
 
     def add(self, num_tokens: int, took_ns: int) -> None:
-        """A step has run."""
-        self._tokens = DECAY * self._tokens + num_tokens
-        self._ns = DECAY * self._ns + took_ns
+        """A step has run that had to cut a prompt. One that had not may have been short of work, and tells nothing."""
+        self._squares = DECAY * self._squares + num_tokens * num_tokens
+        self._ns = DECAY * self._ns + num_tokens * took_ns
 
     @property
     def per_second(self) -> int:
         """0: not measured yet."""
-        return int(self._tokens * 1e9 / self._ns) if self._ns else 0
+        return int(self._squares * 1e9 / self._ns) if self._ns else 0
 
     def ns_of(self, num_tokens: int) -> int:
         """How long so many would take; 0 while nothing is known."""
-        return int(num_tokens * self._ns / self._tokens) if self._tokens else 0
+        return int(num_tokens * self._ns / self._squares) if self._squares else 0
 
 
 class LongestGap:

@@ -4,7 +4,7 @@ import numpy as np
 
 from glm53d._native import cut
 from glm53d.ipc.batch import Batch, Mode, StepResult
-from glm53d.ipc.records import ROW_FEED, THINKING_FORCED, FinishReason
+from glm53d.ipc.records import ROW_FEED, ROW_SAMPLE, THINKING_FORCED, FinishReason
 from glm53d.sched.logprobs import keep_output, take_prompts
 from glm53d.sched.scheduler import MAX_DRAFTS, Counters, Scheduler
 
@@ -34,7 +34,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     if num_prompts := int(np.count_nonzero(prompts)):
         num_tokens = batch.num_tokens - (batch.num_rows - num_prompts) * sched.limits.decode_len
         sched.counters.prefill_tokens += num_tokens
-        sched.prefill_rate.add(num_tokens, took_ns)
+        if not (batch.row_flags[prompts] & ROW_SAMPLE).all():
+            sched.prefill_rate.add(num_tokens, took_ns)
 
     if sched.limits.num_draft_tokens:
         _count_drafts(sched.counters, batch, prompts, result.counts)

@@ -228,6 +228,26 @@ def test_a_deadline_that_cannot_be_met_at_the_measured_rate_is_refused_at_once()
     assert [world.ended[h] for h in (2, 3, 4)] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
 
 
+def test_short_prompts_make_no_machine_look_slow():
+    """A step has a fixed cost, so its speed shows in full ones: a deadline that can be met is tried."""
+    world = SchedWorld(
+        eos_chance=0, num_pages=2000, page_size=16, max_context_len=20_000, max_step_tokens=4096,
+        step_ns=lambda batch: 5_000_000 + 20_000 * batch.num_tokens,
+    )  # fmt: skip
+    for handle in range(1, 61):
+        world.send(handle, [handle % 49] * 20, 1)
+        run_dry(world)
+    world.send(100, [2] * 15_000, 1, deadline_ns=world.now + 2_000_000_000)
+    run_dry(world)
+    assert world.ended[100] is FinishReason.LENGTH
+    for handle in range(101, 161):
+        world.send(handle, [handle % 49] * 20, 1)
+        run_dry(world)
+    assert world.sched.prefill_rate.per_second == pytest.approx(4096 / 0.087, rel=0.01)
+    world.send(200, [3] * 15_000, 1, deadline_ns=world.now + 200_000_000)
+    assert world.step() is None and world.ended[200] is FinishReason.ERROR
+
+
 def test_waiting_tokens_are_those_that_must_be_computed():
     """[R8]"""
     world = SchedWorld(max_running=1, eos_chance=0, num_pages=100)
