@@ -270,10 +270,14 @@ class Slots:
         self.think_free[slot] = True
 
     def begin_grammar(self, slot: int, *, has_mask: bool) -> None:
-        """From its next id on its grammar holds. A constrained row waits for each token's value."""
+        """From its next id on its grammar holds. A constrained row waits for each token's value.
+
+        An end of turn then ends it, ignored or not: behind a form that is complete nothing else is legal, for ever.
+        """
         self.num_with_grammar += not self.think_free[slot]
         self.think_free[slot] = False
         self.constrained[slot] = self.needs_value[slot] = True
+        self.ignore_eos[slot] = False
         self.held[slot] = not has_mask
 
     def leave_grammar(self, slot: int) -> None:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from glm53d.ipc.records import ROW_SAMPLE, FinishReason, GrammarKind
+from glm53d.ipc.records import IGNORE_EOS, ROW_SAMPLE, FinishReason, GrammarKind
 from glm53d.sched.req import ReqState
 from tests.helpers.grammar_world import END, TOKENS, GrammarWorld
 from tests.helpers.sched_world import generate_record
@@ -30,6 +30,16 @@ def test_a_grammar_holds_from_the_first_token_or_from_behind_thinking_and_others
         _, closed, answer = world.text(handle).partition("</think>")
         assert closed and FORM.fullmatch(answer), world.text(handle)
     assert len(world.text(4).partition("</think>")[0]) <= 5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_complete_form_ends_the_turn_that_would_ignore_its_end(layout):
+    world = GrammarWorld(**layout)
+    world.send(1, [1, 2, 3], 60, grammar=GRAMMAR, flags=IGNORE_EOS)
+    world.send(2, [1, 2, 3], 200, **AFTER, flags=IGNORE_EOS)
+    world.run()
+    assert FORM.fullmatch(world.text(1))
+    assert FORM.fullmatch(world.text(2).partition("</think>")[2])
 
 
 @pytest.mark.parametrize("drafts", [[], [3], [3, 4], [3, 4, 5]])
