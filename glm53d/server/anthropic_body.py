@@ -1,5 +1,6 @@
 """The body of /v1/messages: its schema, and the way from it to a Conversation and the tools it offers."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -7,7 +8,17 @@ import msgspec
 from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
-from glm53d.server.common import Choice, Offered, RequestFields, call, offer, to_effort, to_tool
+from glm53d.server.common import (
+    DOCUMENT,
+    Choice,
+    Offered,
+    RequestFields,
+    call,
+    offer,
+    to_effort,
+    to_tool,
+    without_references,
+)
 from glm53d.server.constrained import Form, TextFormat
 from glm53d.server.sampling import Budget, Count, not_served
 
@@ -20,6 +31,18 @@ class TextBlock(msgspec.Struct, tag="text"):
 
 class ImageBlock(msgspec.Struct, tag="image"):
     """An image; the template tells the model that it cannot see it."""
+
+
+class DocumentBlock(msgspec.Struct, tag="document"):
+    """A document. One of plain text is its text; any other the model is told that it cannot see."""
+
+    source: dict[str, Json] | None = None
+
+
+class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
+    """A tool that a search of the client's has found: the template shows it in the result."""
+
+    tool_name: str
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
@@ -45,11 +68,12 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     """What a call gave. The model's format has no mark for is_error: the text has to say it."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
 
 
-Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Shown = TextBlock | ImageBlock | DocumentBlock
+Block = Shown | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class Message(msgspec.Struct):
@@ -112,12 +136,16 @@ def to_tools(req: MessagesBody) -> tuple[Offered, list[str]]:
     shown: list[dict[str, Json]] = []
     tools: list[Tool] = []
     others: list[str] = []
+    # Who searches with a tool of the vendor's, which is not here, would never find what is deferred.
+    may_defer = not any(str(tool.get("type")).startswith("tool_search_tool") for tool in req.tools or ())
     for i, tool in enumerate(req.tools or ()):
         if tool.get("type", "custom") not in (None, "custom"):
             others.append(str(tool["type"]))
             continue
         tools.append(to_tool(tool, f"tools[{i}]", parameters="input_schema"))
         said = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get("input_schema")}
+        if may_defer:
+            said["defer_loading"] = tool.get("defer_loading")
         function = {key: value for key, value in said.items() if value is not None}
         shown.append({"type": "function", "function": function})
     asked = req.tool_choice or ToolChoice("auto")
@@ -150,7 +178,8 @@ def to_conversation(req: MessagesBody, tools: Offered) -> Conversation:
         effort = to_effort(config.effort, "output_config.effort")
     head = [{"role": "system", "content": _content(req.system)}] if req.system else []
     rest = [out for i, message in enumerate(req.messages) for out in _to_messages(message, f"messages[{i}]")]
-    return Conversation(messages=head + rest, tools=tools.in_prompt, reasoning_effort=effort)
+    messages = head + rest if tools.in_prompt else without_references(head + rest)
+    return Conversation(messages=messages, tools=tools.in_prompt, reasoning_effort=effort)
 
 
 def _to_messages(message: Message, at: str) -> list[dict[str, Json]]:
@@ -166,7 +195,7 @@ def _to_turn(blocks: list[Block], at: str) -> dict[str, Json]:
     turn: dict[str, Json] = {"role": "assistant", "content": []}
     for i, block in enumerate(blocks):
         match block:
-            case TextBlock() | ImageBlock():
+            case TextBlock() | ImageBlock() | DocumentBlock():
                 turn["content"].append(_part(block))
             case ThinkingBlock(text):
                 turn["reasoning_content"] = turn.get("reasoning_content", "") + text
@@ -184,7 +213,7 @@ def _to_results_and_text(role: str, blocks: list[Block], at: str) -> list[dict[s
     messages: list[dict[str, Json]] = []
     for i, block in enumerate(blocks):
         match block:
-            case TextBlock() | ImageBlock():
+            case TextBlock() | ImageBlock() | DocumentBlock():
                 if not messages or messages[-1]["role"] == "tool":
                     messages.append({"role": role, "content": []})
                 messages[-1]["content"].append(_part(block))
@@ -195,9 +224,17 @@ def _to_results_and_text(role: str, blocks: list[Block], at: str) -> list[dict[s
     return messages or [{"role": role, "content": []}]
 
 
-def _content(content: str | list[TextBlock] | list[TextBlock | ImageBlock] | None) -> Json:
-    return [_part(block) for block in content] if isinstance(content, list) else content
+def _content(content: str | Sequence[Shown | ToolReferenceBlock] | None) -> Json:
+    return content if content is None or isinstance(content, str) else [_part(block) for block in content]
 
 
-def _part(block: TextBlock | ImageBlock) -> dict[str, Json]:
-    return {"type": "text", "text": block.text} if isinstance(block, TextBlock) else {"type": "image"}
+def _part(block: Shown | ToolReferenceBlock) -> dict[str, Json]:
+    match block:
+        case TextBlock(text) | DocumentBlock({"type": "text", "data": str(text)}):
+            return {"type": "text", "text": text}
+        case DocumentBlock():
+            return DOCUMENT
+        case ImageBlock():
+            return {"type": "image"}
+        case ToolReferenceBlock(name):
+            return {"type": "tool_reference", "name": name}

@@ -8,6 +8,7 @@ import msgspec
 
 from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
+from glm53d.chat.template import REMINDER
 from glm53d.chat.tools import ToolParser, functions_of
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, Usage
@@ -27,6 +28,9 @@ EFFORTS = {
     "max": "max",
 }
 """What clients ask for -> the levels that the model has. [F-F3]"""
+
+DOCUMENT: dict[str, Json] = {"type": "text", "text": REMINDER.format(media="document")}
+"""What the prompt has in place of a document: the template has no part of that kind, so it is told in a text."""
 
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
@@ -163,6 +167,14 @@ def call(id: str | None, name: str, arguments: str | dict[str, Json] | None, pat
         arguments = body.decode(_ARGUMENTS, arguments, path) if arguments.strip() else {}
     body.check_depth(arguments, path)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+
+
+def without_references(messages: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """The history as a request without tools can have it: what a tool search once found is not there to be shown."""
+    for message in messages:
+        if message["role"] == "tool" and isinstance(message["content"], list):
+            message["content"] = [part for part in message["content"] if part["type"] != "tool_reference"]
+    return messages
 
 
 def extras(job: Job, finish: Finish) -> dict[str, Json]:

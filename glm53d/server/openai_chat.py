@@ -19,7 +19,7 @@ from glm53d.chat.reasoning import ReasoningParser
 from glm53d.errors import InvalidRequest
 from glm53d.front.job import Finish, Job, OutSpec
 from glm53d.server import body, exchange
-from glm53d.server.common import call, to_effort
+from glm53d.server.common import DOCUMENT, call, to_effort, without_references
 from glm53d.server.constrained import Form, ResponseFormat, constrain
 from glm53d.server.logprobs import TokenDeltas, TokenNames, TopLogprobs, in_parts, needs
 from glm53d.server.openai_common import (
@@ -237,8 +237,9 @@ def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     options = req.chat_template_kwargs or {}
     body.check_depth(options, "chat_template_kwargs")
     clear = (req.clear_thinking, thinking.clear_thinking, _option(options, "clear_thinking", bool))
+    messages = [_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)]
     return Conversation(
-        messages=[_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)],
+        messages=messages if tools.offered.in_prompt else without_references(messages),
         tools=tools.offered.in_prompt,
         reasoning_effort=_effort(req, options),
         clear_thinking=next((choice for choice in clear if choice is not None), False),
@@ -288,7 +289,7 @@ def _to_message(message: Message, at: str) -> dict[str, Json]:
         raise InvalidRequest(f"`{at}.content` is required.", f"{at}.content")
     content: Json = message.content
     if isinstance(content, list):
-        content = [_to_part(part, f"{at}.content[{i}]") for i, part in enumerate(content)]
+        content = [_to_part(part, role, f"{at}.content[{i}]") for i, part in enumerate(content)]
     out: dict[str, Json] = {"role": role, "content": content}
     if role == "assistant":
         thoughts = (message.reasoning_content, message.thinking, message.reasoning)
@@ -307,12 +308,21 @@ def _to_message(message: Message, at: str) -> dict[str, Json]:
     return out
 
 
-def _to_part(part: dict[str, Json], at: str) -> dict[str, Json]:
+def _to_part(part: dict[str, Json], role: str, at: str) -> dict[str, Json]:
     kind = part.get("type")
-    if kind == "text":
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"`{at}.text` must be a string.", f"{at}.text")
-        return {"type": "text", "text": part["text"]}
+    if kind == "text" or (kind == "refusal" and role == "assistant"):
+        return {"type": "text", "text": _string(part, kind, at)}
+    if kind == "tool_reference" and role == "tool":
+        return {"type": kind, "name": _string(part, "name", at)}
+    if kind == "file":
+        return DOCUMENT
     if isinstance(kind, str) and kind in _MEDIA:
         return {"type": kind}  # the data itself would only be carried along
     raise InvalidRequest(f"`{at}.type` must be text or a kind of media.", f"{at}.type")
+
+
+def _string(part: dict[str, Json], name: str, at: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"`{at}.{name}` must be a string.", f"{at}.{name}")
+    return value

@@ -12,7 +12,7 @@ from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Conversation, Json
 from glm53d.errors import InvalidRequest
 from glm53d.server import body
-from glm53d.server.common import Offered, RequestFields, call, offer, to_choice, to_effort, to_tool
+from glm53d.server.common import DOCUMENT, Offered, RequestFields, call, offer, to_choice, to_effort, to_tool
 from glm53d.server.constrained import TextFormat
 from glm53d.server.logprobs import TopLogprobs, needs
 from glm53d.server.sampling import Count, not_served
@@ -40,7 +40,11 @@ class InputImage(msgspec.Struct, tag="input_image"):
     """An image; the template tells the model that it cannot see it."""
 
 
-Part = InputText | OutputText | Refusal | InputImage
+class InputFile(msgspec.Struct, tag="input_file"):
+    """A document; the model is told that it cannot see it."""
+
+
+Part = InputText | OutputText | Refusal | InputImage | InputFile
 
 
 class MessageItem(msgspec.Struct):
@@ -208,3 +212,5 @@ def _part(part: Part) -> dict[str, Json]:
             return {"type": "text", "text": text}
         case InputImage():
             return {"type": "image"}
+        case InputFile():
+            return DOCUMENT

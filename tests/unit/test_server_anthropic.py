@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from glm53d.config import Template
+from glm53d.chat.template import CONTROL, Template
+from glm53d.config import Template as TemplateConfig
 from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded
 from glm53d.ipc.records import FinishReason
+from glm53d.server.common import DOCUMENT
 from tests.helpers.fake_engine import ADDED, THINK_END
 from tests.helpers.http import Client, client_of_fake_engine, raw_post
 from tests.unit.test_server_tools import PARIS, python
@@ -196,7 +198,7 @@ async def test_how_it_ended(client, reason, stop, expected):
 
 
 async def test_with_a_template_of_ones_own_all_is_text():
-    async with client_of_fake_engine(template=Template(path="x", parsers="none")) as client:
+    async with client_of_fake_engine(template=TemplateConfig(path="x", parsers="none")) as client:
         client.engine.script.pieces = [("content", "a</think>b", [1])]
         assert (await plain(client))["content"] == [{"type": "text", "text": "a</think>b"}]
         assert blocks_of(await streamed(client)) == [{"type": "text", "text": "a</think>b"}]
@@ -386,6 +388,45 @@ async def test_blocks_become_messages_in_the_models_terms(client):
         {"role": "tool", "tool_call_id": "t3", "content": None},
         {"role": "user", "content": [{"type": "text", "text": "c"}]},
     ]  # fmt: skip
+
+
+DEFERRED = [*TOOLS[:1], {"name": "ping", "input_schema": {}, "defer_loading": True}]
+SEARCHED = [
+    *HI,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "search", "input": {}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "ping"}]}
+    ]},
+]  # fmt: skip
+
+
+async def test_a_tool_that_the_clients_search_finds_is_shown_in_the_result(client):
+    conv = await conversation(client, messages=SEARCHED, tools=DEFERRED)
+    assert conv.messages[-1]["content"] == [{"type": "tool_reference", "name": "ping"}]
+    assert [tool["function"].get("defer_loading") for tool in conv.tools] == [None, True]
+    text = Template({spelling: i for i, spelling in enumerate(CONTROL.split())}).render_text(conv)
+    head, result = text.split("<|user|>")
+    assert '"ping"' not in head and '<tool_response><tools>\n{"name": "ping"' in result
+
+
+async def test_without_tools_references_are_left_out_and_for_a_search_that_is_not_here_nothing_is_deferred(client):
+    conv = await conversation(client, messages=SEARCHED)
+    assert conv.messages[-1] == {"role": "tool", "tool_call_id": "t", "content": []}
+    theirs = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    conv = await conversation(client, tools=[*DEFERRED, theirs])
+    assert not any("defer_loading" in tool["function"] for tool in conv.tools)
+
+
+async def test_a_document_is_its_text_or_a_reminder(client):
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
+    notes = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a: b"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [pdf]}
+    conv = await conversation(client, messages=[{"role": "user", "content": [pdf, notes, result]}])
+    assert conv.messages == [
+        {"role": "user", "content": [DOCUMENT, {"type": "text", "text": "a: b"}]},
+        {"role": "tool", "tool_call_id": "t", "content": [DOCUMENT]},
+    ]
+    assert "unable to process this document" in DOCUMENT["text"]
 
 
 async def test_system_messages_stay_where_they_stand(client):

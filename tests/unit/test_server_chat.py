@@ -8,6 +8,7 @@ import pytest
 from glm53d.errors import ContextTooLong, EngineError, NotReady, Overloaded
 from glm53d.front.job import SamplingParams
 from glm53d.ipc.records import FinishReason
+from glm53d.server.common import DOCUMENT
 from tests.helpers.fake_engine import THINK_END, VOCAB_SIZE
 from tests.helpers.http import Client
 
@@ -227,6 +228,20 @@ async def test_roles_are_mapped_and_other_turns_keep_their_fields(client):
         {"role": "user", "content": "b"},
     ]
     assert conversation.tools is None
+
+
+async def test_what_no_later_turn_should_fail_for_is_shown_in_its_place(client):
+    """A file as a reminder, a refusal as text, the tools that a search has found by their names."""
+    messages = [
+        {"role": "user", "content": [{"type": "file", "file": {"filename": "a.pdf", "file_data": "x"}}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "tool", "content": [{"type": "tool_reference", "name": "f"}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "defer_loading": True}}]
+    conversation = await conversation_of(client, messages, tools=tools)
+    shown = [[DOCUMENT], [{"type": "text", "text": "No."}], [{"type": "tool_reference", "name": "f"}]]
+    assert [message["content"] for message in conversation.messages] == shown
+    assert (await conversation_of(client, messages)).messages[2]["content"] == []
 
 
 @pytest.mark.parametrize(

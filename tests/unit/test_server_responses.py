@@ -8,6 +8,7 @@ import pytest
 from glm53d.config import Template
 from glm53d.errors import EngineError, Overloaded
 from glm53d.ipc.records import FinishReason
+from glm53d.server.common import DOCUMENT
 from tests.helpers.fake_engine import THINK_END
 from tests.helpers.http import Client, client_of_fake_engine, raw_post, until
 from tests.unit.test_server_tools import PARIS, python
@@ -237,7 +238,7 @@ BAD = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "message", "role": "user", "content": 5}]}, "input[0].content"),
-    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "hologram"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": ["x"]}]}, "input[0].type"),
@@ -297,11 +298,12 @@ async def test_input_is_a_string_or_items(client):
     said = [
         {"role": "developer", "content": "D"},
         {"type": "message", "id": "m", "role": "user", "status": "completed",
-         "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]},
+         "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"},
+                     {"type": "input_file", "filename": "a.pdf", "file_data": "x"}]},
     ]  # fmt: skip
     assert await messages(client, input=said) == [
         {"role": "system", "content": "D"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}, DOCUMENT]},
     ]
 
 
