@@ -105,12 +105,14 @@ class Encoder:
             return
         with self._written_lock:
             while self._written:
-                after, ids = self._written.popleft()
+                after, ids = self._written[0]
                 self._cache.put(list(self._written_texts(ids, after)))
+                self._written.popleft()  # not before: who finds none here does not wait for the lock
 
     def _written_texts(self, ids: np.ndarray, after: int) -> Iterator[tuple[bytes, np.ndarray]]:
         """The texts between a turn's control ids, as entries of the cache."""
         decoder = Decoder(self._bytes, True)
+        ids = ids[(ids >= 0) & (ids < len(self._is_added))]
         borders = self._is_added[ids].nonzero()[0].tolist()
         for before, border in pairwise([-1, *borders, len(ids)]):
             run = ids[before + 1 : border]

@@ -1,5 +1,6 @@
 """The cache of texts, and what the model wrote coming back in its own ids. [R18] [R52]"""
 
+import threading
 from importlib.resources import files
 from pathlib import Path
 
@@ -100,3 +101,46 @@ def test_the_end_of_a_character_that_was_cut_is_remembered_as_it_was_shown(encod
     half = split_up("世")[:2]
     encoder.remember(half, after=THINK)
     assert encoder.encode_segments([THINK, "\ufffd"]).tolist() == [THINK, *half]
+
+
+def test_a_turn_is_found_by_another_thread_that_comes_while_it_is_put_in(encoder, monkeypatch):
+    """[R52]"""
+    written, found, put = split_up("Hello"), [], encoder._cache.put
+    met = threading.Event()  # the other thread is done, or waits for this one
+
+    class Lock:
+        def __init__(self):
+            self._lock = threading.Lock()
+
+        def __enter__(self):
+            if threading.current_thread() is other:
+                met.set()
+            self._lock.acquire()
+
+        def __exit__(self, *_):
+            self._lock.release()
+
+    def look():
+        found.extend(encoder.encode_segments([THINK_END, "Hello"]).tolist())
+        met.set()
+
+    def put_slowly(entries):
+        if threading.current_thread() is not other:
+            other.start()
+            met.wait()
+        put(entries)
+
+    other = threading.Thread(target=look)
+    monkeypatch.setattr(encoder, "_written_lock", Lock())
+    monkeypatch.setattr(encoder._cache, "put", put_slowly)
+    encoder.remember(written, after=THINK_END)
+    encoder._learn_written()
+    other.join()
+    assert found == [THINK_END, *written]
+
+
+def test_ids_outside_the_vocabulary_are_no_part_of_what_is_remembered(encoder):
+    """They have no text, and the next turn is another client's perhaps."""
+    written = split_up("Hello")
+    encoder.remember(np.array([-1, *written, VOCAB.size, 1 << 30], np.int32), after=THINK_END)
+    assert encoder.encode_segments([THINK_END, "Hello"]).tolist() == [THINK_END, *written]
