@@ -343,7 +343,7 @@ class Scheduler:
         return count <= 0 or not self.in_flight
 
     def _pages_for_running(self, req: Req, count: int) -> np.ndarray | None:
-        """Pages for a running request, retracting others until there are.
+        """Pages for a running request, retracting others of its rank until there are, then who copies from it.
 
         None when it had to go itself, or when steps are in flight and retracting would be next.
         """
@@ -352,7 +352,7 @@ class Scheduler:
             if self.in_flight:
                 return None
             running = [(r, int(self.slots.num_output[r.slot])) for r in self._running(rank)]
-            loser = policy.victim(running)
+            loser = policy.victim(running) or self._copier_from(rank)
             if loser is None:  # alone and out of pages: the pool is its limit [F-I2]
                 self.throttle.finish(req, FinishReason.LENGTH)
                 self.finish(req)
@@ -361,6 +361,13 @@ class Scheduler:
             if loser is req:
                 return None
         return pages
+
+    def _copier_from(self, rank: DpRank) -> Req | None:
+        """A request of another rank that holds pages of this one's tree while it copies them."""
+        for req in (req for other in self.ranks for req in other.moving):
+            if req.loads is not None and req.loads.peer[0] == rank.index:
+                return req
+        return None
 
     def _prompt_chunks(self, now_ns: int) -> list[tuple[Req, int]]:
         """What of which prompts fits into the step beside the decoding rows; admits as many as get something of it."""

@@ -216,6 +216,21 @@ def test_the_source_of_a_copy_is_locked_until_its_last_page_is_in_a_step():
     assert locked[0] == 7 and locked[-1] == 0
 
 
+def test_who_is_alone_on_a_rank_has_its_pool_though_another_rank_copies_from_it():
+    """[F-I2] [R30] the copy begins anew, or what is gone by then is computed."""
+    prompt = list(range(10, 49)) * 2
+    world = SchedWorld(eos_chance=0, attn_dp_size=2, num_pages=24, tiers=TierLimits(peer_ns=0, step_pages=1))
+    world.send(1, prompt[:60], 2, dp_rank=0)
+    run_dry(world)
+    world.send(2, [7] * 30, 50, dp_rank=0)
+    for _ in range(20):
+        world.step()
+    world.send(3, prompt[:60], 2, dp_rank=1)
+    run_dry(world)
+    assert len(world.received[2]) == 50 and len(world.received[3]) == 2 and world.is_idle()
+    assert int(world.last_heads[3]["num_retractions"]) > 0
+
+
 def test_placement_counts_a_prefix_in_host_memory_as_what_it_saves():
     """[R25] A session goes where its pages are, though the pool gave them up."""
     world = tiered(attn_dp_size=2, num_pages=12)
