@@ -128,6 +128,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     if req.logprobs:
         sampling = replace(sampling, top_logprobs=req.top_logprobs or 0)
     tools = to_tools(req)
+    exchange.log_ignored_tools(rid, tools.ignored)
     has_parsers = request.app[exchange.SERVICE].config.template.parsers != "none"
     form = Form(req, req.response_format, "response_format")
     sampling = await constrain(sampling, form, tools.offered, engine, in_chat=has_parsers)

@@ -4,7 +4,7 @@ The legacy `functions` and `function_call` are tools under older names: one call
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glm53d.chat.call_grammar import Tool
 from glm53d.chat.conversation import Json
@@ -31,6 +31,7 @@ class Tools:
 
     offered: Offered
     is_legacy: bool  # under their older names
+    ignored: list[str] = field(default_factory=list)  # kinds of those that are no functions
 
     def finish_reason(self, parser: ToolParser) -> str:
         """The reason of a turn that the model itself has ended."""
@@ -71,12 +72,24 @@ def to_tools(fields: ToolFields) -> Tools:
     is_legacy = bool(fields.functions)
     if is_legacy and fields.tools:
         raise InvalidRequest("`functions` are `tools` under an older name; only one of them may be given.", "functions")
-    shown = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
-    tools = [
-        _to_tool(tool, f"functions[{i}]" if is_legacy else f"tools[{i}]", is_legacy) for i, tool in enumerate(shown)
-    ]
+    given = fields.tools or [{"type": "function", "function": function} for function in fields.functions or ()]
+    shown: list[dict[str, Json]] = []
+    tools: list[Tool] = []
+    ignored: list[str] = []
+    for i, tool in enumerate(given):
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise InvalidRequest(f"`tools[{i}].type` must be a string.", f"tools[{i}].type")
+        if kind != "function":
+            ignored.append(kind)
+            continue
+        shown.append(tool)
+        at = f"functions[{i}]" if is_legacy else f"tools[{i}].function"
+        if not isinstance(function := tool.get("function"), dict):
+            raise InvalidRequest(f"`{at}` must be an object.", at)
+        tools.append(to_tool(function, at))
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
-    return Tools(offer(shown, tools, _to_choice(fields), max_calls), is_legacy)
+    return Tools(offer(shown, tools, _to_choice(fields), max_calls), is_legacy, ignored)
 
 
 def _to_choice(fields: ToolFields) -> Choice:
@@ -86,13 +99,3 @@ def _to_choice(fields: ToolFields) -> Choice:
         called = {"type": "function", **called}
     choices = [to_choice(fields.tool_choice, "tool_choice"), to_choice(called, "function_call")]
     return next((choice for choice in choices if choice.is_off or choice.must), choices[0])
-
-
-def _to_tool(tool: dict[str, Json], at: str, is_legacy: bool) -> Tool:
-    if tool.get("type") != "function":
-        raise InvalidRequest(f"`{at}.type` must be function.", f"{at}.type")
-    function = tool.get("function")
-    at = at if is_legacy else f"{at}.function"
-    if not isinstance(function, dict):
-        raise InvalidRequest(f"`{at}` must be an object.", at)
-    return to_tool(function, at)

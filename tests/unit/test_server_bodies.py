@@ -251,7 +251,7 @@ BAD_PARAMETERS = [
         (call(json.loads('{"a": ' + "[" * 80 + "]" * 80 + "}")), ARGUMENTS),
         ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": HI, "tools": {}}, "tools"),
-        ({"messages": HI, "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        *(({"messages": HI, "tools": [tool]}, "tools[0].type") for tool in ({"function": {"name": "f"}}, {"type": 5})),
         ({"messages": HI, "tools": [tool(name="f"), {"type": "function"}]}, "tools[1].function"),
         *(
             ({"messages": HI, "tools": [tool(name=n)]}, "tools[0].function.name")

@@ -109,6 +109,20 @@ async def test_tools_reach_the_template_as_they_came(client):
     assert client.engine.jobs[-1].out.python_ids == (ADDED["<tool_call>"],)
 
 
+async def test_function_tools_work_and_others_are_ignored_and_logged(client, caplog):
+    """F-H4"""
+    caplog.set_level("INFO")
+    others = [{"type": "web_search"}, {"type": "custom", "custom": {"name": "f"}}]
+    choice = await plain(client, tools=[others[0], *TOOLS, others[1]])
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert client.engine.jobs[-1].conversation.tools == TOOLS
+    [line] = [record.message for record in caplog.records if "ignored" in record.message]
+    assert "'web_search'" in line and "'custom'" in line
+    await plain(client, tools=others)
+    job = client.engine.jobs[-1]
+    assert (job.conversation.tools, job.out.python_ids) == (None, ())
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "auto"}, {"functions": []}]
 )
