@@ -30,7 +30,7 @@ from glm53d.errors import ContextTooLong, EngineError, InvalidRequest, RequestEr
 from glm53d.front.job import Finish, Frame, Job, OutSpec, Usage
 from glm53d.server import body, exchange
 from glm53d.server.anthropic_body import MessagesBody, to_conversation, to_form, to_tools
-from glm53d.server.common import extras
+from glm53d.server.common import extras, forced
 from glm53d.server.constrained import constrain
 from glm53d.server.routing import routing
 from glm53d.server.sampling import to_sampling
@@ -158,7 +158,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         def last_events(finish: Finish) -> bytes:
             exchange.count_dropped_calls(request, job, parser.unknown)
             end = blocks.finish(finish.text)
-            more = {"usage": _usage(finish.usage)} | extras(job, finish)
+            more = {"usage": _usage(finish.usage)} | extras(job, finish) | forced(finish)
             return end + _event("message_delta", delta=_stopped(finish, parser), **more) + _event("message_stop")
 
         return await exchange.streamed(
@@ -168,7 +168,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     content = content_of(finish, parser)
     exchange.count_dropped_calls(request, job, parser.unknown)
     said = {"content": content} | _stopped(finish, parser) | {"usage": _usage(finish.usage)}
-    return body.json_response(body.encode(message | said | extras(job, finish)))
+    return body.json_response(body.encode(message | said | extras(job, finish) | forced(finish)))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -178,15 +178,16 @@ def without_references(messages: list[dict[str, Json]]) -> list[dict[str, Json]]
 
 
 def extras(job: Job, finish: Finish) -> dict[str, Json]:
-    """What the APIs have no place for: times in seconds [R24], and in a chat the effort that was asked of the model.
-
-    Where the thinking budget ran out, also that. [R46]
-    """
+    """What the APIs have no place for: times in seconds [R24], and in a chat the effort that was asked of the model."""
     timings = {
         "queue_time": finish.queue_time,
         "first_token_latency": finish.first_token_latency,
         "decode_throughput": finish.decode_throughput,
     }
     effort = {"reasoning_effort": job.conversation.reasoning_effort} if job.conversation is not None else {}
-    forced = {"thinking_forced": True} if finish.thinking_forced else {}
-    return effort | forced | {"timings": timings}
+    return effort | {"timings": timings}
+
+
+def forced(finish: Finish) -> dict[str, Json]:
+    """Whether the thinking budget of this answer ran out; nothing when it did not. [R46]"""
+    return {"thinking_forced": True} if finish.thinking_forced else {}

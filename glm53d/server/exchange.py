@@ -130,7 +130,10 @@ async def plain_all(request: web.Request, jobs: Sequence[Job], n: int) -> list[F
     streams = await engine.submit_all(jobs, n)
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     try:
-        finishes = [await stream.finished() for stream in streams]
+        if len(streams) > 1:  # tasks cost something; of several the first that fails decides
+            finishes = await asyncio.gather(*(stream.finished() for stream in streams))
+        else:
+            finishes = [await streams[0].finished()]
     finally:
         for stream in streams:
             engine.abort(stream)  # nothing to do for one that has finished

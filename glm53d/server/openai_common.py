@@ -12,7 +12,7 @@ from glm53d.chat.conversation import Json
 from glm53d.front.engine import Engine
 from glm53d.front.job import Finish, Frame, Job, SamplingParams, Usage
 from glm53d.server.body import encode, json_response
-from glm53d.server.common import RequestFields, cached_object, extras
+from glm53d.server.common import RequestFields, cached_object, extras, forced
 from glm53d.server.sampling import Count, not_served, refuse_not_served, to_sampling
 
 
@@ -78,10 +78,10 @@ def usage_object(usage: Usage) -> dict[str, Json]:
 def finish_fields(finish: Finish, stopped: str = "stop") -> dict[str, Json]:
     """What a choice says of its end: `length`, `abort` for one that was ended through /abort_request, else `stopped`.
 
-    OpenAI has no `matched_stop`: the stop string or the id that did it, else null.
+    OpenAI has no `matched_stop`: the stop string or the id that did it, else null; nor has it what forced() tells.
     """
     reason = finish.reason.name.lower()
-    return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched}
+    return {"finish_reason": stopped if reason == "stop" else reason, "matched_stop": finish.matched} | forced(finish)
 
 
 def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -23,7 +23,7 @@ from glm53d.chat.reasoning import ReasoningParser
 from glm53d.errors import EngineError, RequestError
 from glm53d.front.job import Finish, Job, OutSpec, Pieces, SamplingParams, Usage
 from glm53d.server import body, exchange
-from glm53d.server.common import Offered, cached_object, extras
+from glm53d.server.common import Offered, cached_object, extras, forced
 from glm53d.server.constrained import Form, constrain
 from glm53d.server.logprobs import MessageTokens, TokenNames, Tokens, in_parts
 from glm53d.server.responses_body import ResponsesBody, to_conversation, to_logprobs, to_tools
@@ -179,7 +179,9 @@ class Output:
         }[reason]
         events = self._close("completed" if status == "completed" else "incomplete")
         self.response |= {"status": status, "incomplete_details": details, "usage": _usage(finish.usage)}
-        self.response |= extras(job, finish) | ({"completed_at": int(time.time())} if reason == "stop" else {})
+        self.response |= extras(job, finish) | forced(finish)
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
         kind = "response.completed" if status == "completed" else "response.incomplete"
         return events + self._event(kind, response=self.response)
 

@@ -53,6 +53,7 @@ class Script:
     reason: FinishReason = FinishReason.STOP
     matched_stop: str | None = None  # else an id ended it
     refuse: Glm53dError | None = None  # raised by submit_all()
+    thinking_forced: tuple[int, ...] = ()  # the jobs, by their place among all, whose budget runs out
     fail: Glm53dError | Exception | None = None  # raised by finished(), after the pieces
     hold_submit: bool = False  # submit_all() never returns
     hold: bool = False  # after the pieces, wait for release or abort
@@ -164,6 +165,7 @@ class FakeStream:
             logprobs=self._logprobs(ids) if plain and self.job.sampling.top_logprobs is not None else [],
             prompt_logprobs=self._prompt_logprobs() if plain else [],
             output_ids=np.array(ids, np.int32),
+            thinking_forced=any(self.job is self._engine.jobs[i] for i in script.thinking_forced),
             marks={"received": first - 10**6, "first_token": first, "last_token": first + 10**7, "queue": 10**5},
         )
 

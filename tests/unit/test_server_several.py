@@ -78,6 +78,26 @@ async def test_when_one_answer_fails_the_request_fails_and_nothing_is_left(clien
     assert client.engine.live == []
 
 
+async def test_an_answer_that_fails_is_told_while_the_others_go_on(client, path):
+    client.engine.script.hold, client.engine.script.fail = True, EngineError("broken")
+    request = asyncio.create_task(client.post(path, BODIES[path]))
+    await until(lambda: len(client.engine.live) == 3)
+    client.engine.live[1].release.set()
+    async with asyncio.timeout(60):
+        assert (await request).error["message"] == "broken"
+    assert client.engine.live == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whose_thinking_was_forced_to_end_says_so_itself(client, path, stream):
+    """[R46]"""
+    client.engine.script.thinking_forced = (1,)
+    answer = await client.post(path, BODIES[path] | {"stream": stream})
+    choices = [event["choices"][0] for event in answer.events[:-1]] if stream else answer.json["choices"]
+    ends = [choice for choice in choices if choice["finish_reason"]]
+    assert [choice.get("thinking_forced", False) for choice in ends] == [False, True, False]
+
+
 async def test_metrics_count_the_prompt_once_and_every_answer(client, path):
     await client.post(path, BODIES[path])
     text = (await client.get("/metrics")).body.decode()
