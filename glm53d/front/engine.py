@@ -353,8 +353,11 @@ class Engine:
     # ---- text alone --------------------------------------------------------------------------------------------------
 
     async def tokenize(self, prompt: Conversation | str) -> np.ndarray:
-        """The ids that a request with this chat, or this raw text, has. Raises InvalidRequest, Overloaded."""
-        return await self._text_pool.run(self._text.encode, prompt)
+        """The ids that a request with this chat, or this raw text, has, also if they are more than fit.
+
+        Raises InvalidRequest, Overloaded, and ContextTooLong for several times as many.
+        """
+        return await self._text_pool.run(self._text.encode, prompt, self.limits.max_req_input_len)
 
     async def in_text_pool(self, fn: Callable[..., T], *args: object) -> T:
         """fn(*args), off the event loop. Raises what it raises, and Overloaded."""

@@ -13,7 +13,7 @@ from glm53d.chat.stable import without_lines
 from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.front.job import Job
 from glm53d.front.sessions import Sessions
-from glm53d.text.encode import Encoder
+from glm53d.text.encode import ANY, Encoder
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +45,19 @@ class TextHalf:
     def prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
         """The prompt of a job, at most `longest` tokens.
 
-        A raw one that is longer loses its beginning if may_truncate; a chat never does. Raises InvalidRequest, and
-        ContextTooLong before anything is hashed or taken up.
+        A raw one that is longer loses its beginning if may_truncate, unless it is several times as long; a chat never
+        does. Raises InvalidRequest, and ContextTooLong before anything is hashed or taken up.
         """
         rendered_ns = num_cut = 0
         if job.ids is not None:
             ids = job.ids
         elif job.text is not None:
-            ids = self.encoder.encode_text(job.text)
+            ids = self.encoder.encode_text(job.text, longest)
         else:
             assert job.conversation is not None
             segments = self._segments(job.conversation)
             rendered_ns = time.monotonic_ns()
-            ids = self.encoder.encode_segments(segments)
+            ids = self.encoder.encode_segments(segments, longest)
         if len(ids) == 0:
             raise InvalidRequest("The prompt is empty.")
         if len(ids) > longest:
@@ -71,11 +71,11 @@ class TextHalf:
             self._follow_session(job, prompt)
         return prompt
 
-    def encode(self, prompt: Conversation | str) -> np.ndarray:
-        """The ids that a request with this prompt has: of a chat, or of a raw text."""
+    def encode(self, prompt: Conversation | str, longest: int = ANY) -> np.ndarray:
+        """The ids that a request with this prompt has: of a chat, or of a raw text. longest: see encode_segments()."""
         if isinstance(prompt, str):
-            return self.encoder.encode_text(prompt)
-        return self.encoder.encode_segments(self._segments(prompt))
+            return self.encoder.encode_text(prompt, longest)
+        return self.encoder.encode_segments(self._segments(prompt), longest)
 
     def decode(self, ids: np.ndarray, skip_special: bool) -> str:
         """The text of ids."""

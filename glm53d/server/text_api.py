@@ -10,7 +10,7 @@ import numpy as np
 from aiohttp import web
 
 from glm53d.chat.conversation import Conversation
-from glm53d.errors import InvalidRequest
+from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.server import body, exchange
 from glm53d.server.openai_chat import ChatBody, Message, to_conversation
 from glm53d.server.openai_completions import to_ids
@@ -34,6 +34,9 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+PART = 4096
+"""Ids that are made JSON in one go: 0.2 ms."""
+
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
@@ -44,7 +47,8 @@ async def tokenize(request: web.Request) -> web.Response:
     engine = request.app[exchange.SERVICE].engine
     exchange.choose_model(engine, req.model)
     ids = await engine.tokenize(_prompt(req))
-    answer = {"tokens": ids.tolist(), "count": len(ids), "max_model_len": engine.limits.max_context_len}
+    tokens = await engine.in_text_pool(_as_json, ids)
+    answer = {"tokens": tokens, "count": len(ids), "max_model_len": engine.limits.max_context_len}
     return body.json_response(body.encode(answer))
 
 
@@ -53,9 +57,17 @@ async def detokenize(request: web.Request) -> web.Response:
     req, _ = await exchange.receive(request, _DETOKENIZE)
     engine = request.app[exchange.SERVICE].engine
     exchange.choose_model(engine, req.model)
+    if len(req.tokens) > (most := engine.limits.max_context_len):
+        raise ContextTooLong(f"`tokens` has {len(req.tokens)} ids; at most {most} fit the context.", "tokens")
     ids = to_ids(req.tokens, engine.vocab.size, "tokens") if req.tokens else np.empty(0, np.int32)
     text = await engine.detokenize(ids, skip_special=req.skip_special_tokens is not False)
     return body.json_response(body.encode({"text": text, "prompt": text}))
+
+
+def _as_json(ids: np.ndarray) -> msgspec.Raw:
+    """The ids as an array. In parts, each of which holds the GIL."""
+    parts = (body.encode(ids[i : i + PART].tolist())[1:-1] for i in range(0, len(ids), PART))
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 def _prompt(req: TokenizeBody) -> Conversation | str:

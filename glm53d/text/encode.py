@@ -22,7 +22,7 @@ from threading import Lock
 import numpy as np
 
 from glm53d._native import ByteVocab, Decoder
-from glm53d.errors import InvalidRequest
+from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.text import backend, cuts
 from glm53d.text.cache import IdCache, key_of
 from glm53d.text.decode import decode
@@ -31,6 +31,11 @@ from glm53d.text.vocab import Vocab
 
 WRITES_AFTER = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<arg_value>")
 """Control tokens behind which the text of an assistant's turn is what the model wrote."""
+
+ANY = 1 << 48  # no prompt has so many ids
+
+TIMES_COUNTED = 4
+"""Of a prompt that is too long all tokens are counted up to so many times what may be, to tell by how much it is."""
 
 MAX_BATCH_BYTES = 1 << 18  # handed to the library at once: it copies them under the GIL
 MAX_BATCH_TEXTS = 512
@@ -76,17 +81,21 @@ class Encoder:
         """A text as segments: what spells an added token is that token."""
         return [self._added.get(part, part) for part in self._spellings.split(text) if part]
 
-    def encode_text(self, text: str) -> np.ndarray:
-        """Ids of a raw prompt: what spells an added token is that token."""
-        return self._encode(self.split(text), may_be_written=False)
+    def encode_text(self, text: str, longest: int = ANY) -> np.ndarray:
+        """Ids of a raw prompt: what spells an added token is that token. Else as encode_segments()."""
+        return self._encode(self.split(text), longest, may_be_written=False)
 
-    def encode_segments(self, segments: Sequence[str | int]) -> np.ndarray:
+    def encode_segments(self, segments: Sequence[str | int], longest: int = ANY) -> np.ndarray:
         """Ids of a chat's texts and control ids in their order. Text is only ever text, whatever it spells.
 
-        Raises InvalidRequest for text with a lone surrogate, which has no UTF-8 form.
+        Args:
+            longest: of a prompt with more ids nothing is put into the cache, where it would drive out what is of use.
+        Raises:
+            InvalidRequest: for text with a lone surrogate, which has no UTF-8 form.
+            ContextTooLong: once there are more than TIMES_COUNTED times `longest`.
         """
         self._learn_written()
-        return self._encode(segments, may_be_written=True)
+        return self._encode(segments, longest, may_be_written=True)
 
     def decode(self, ids: np.ndarray, *, skip_special: bool) -> str:
         """The text of ids, int32; those outside the vocabulary have none."""
@@ -121,7 +130,7 @@ class Encoder:
             if len(run) and after in self._writes_after:
                 yield key_of((decoder.feed(run), decoder.finish()), after), run.copy()
 
-    def _encode(self, segments: Sequence[str | int], *, may_be_written: bool) -> np.ndarray:
+    def _encode(self, segments: Sequence[str | int], longest: int, *, may_be_written: bool) -> np.ndarray:
         """The ids of segments; of texts behind WRITES_AFTER perhaps those that the model wrote them in."""
         writes_after = self._writes_after if may_be_written else ()
         parts: list[_Text | int] = []
@@ -135,8 +144,11 @@ class Encoder:
                 after = segment
         texts = [part for part in parts if isinstance(part, _Text)]
         self._find_written(texts)
-        self._find_or_encode([text for text in texts if not text.ids])
-        return _joined(parts)
+        made = self._find_or_encode([text for text in texts if not text.ids], longest)
+        ids = _joined(parts)
+        if len(ids) <= longest:
+            self._cache.put(made)
+        return ids
 
     def _find_written(self, texts: "Sequence[_Text]") -> None:
         keyed = [(text, text.written_key) for text in texts if text.written_key is not None]
@@ -145,20 +157,25 @@ class Encoder:
             if ids is not None:
                 text.ids = [ids]
 
-    def _find_or_encode(self, texts: "Sequence[_Text]") -> None:
+    def _find_or_encode(self, texts: "Sequence[_Text]", longest: int) -> list[tuple[bytes, np.ndarray]]:
+        """Give the texts their ids; those that were not in the cache, as its entries."""
         keys = [key for text in texts for key in text.keys]
         slices = [piece for text in texts for piece in text.slices]
         found = self._cache.get(keys)
         lacking = [i for i, ids in enumerate(found) if ids is None]
+        num_ids, most = sum(len(ids) for ids in found if ids is not None), TIMES_COUNTED * longest
         for batch in _batches(lacking, slices):
             ids, starts = self._backend.encode([slices[i] for i in batch])
             for i, (start, end) in zip(batch, pairwise(starts.tolist()), strict=True):
                 found[i] = ids[start:end].copy()  # a view would keep the whole batch alive
+            num_ids += len(ids)
+            if num_ids > most:
+                raise ContextTooLong(f"The prompt has more than {most} tokens; at most {longest} fit.")
         whole = [ids for ids in found if ids is not None]
-        self._cache.put([(keys[i], whole[i]) for i in lacking])
         rest = iter(whole)
         for text in texts:
             text.ids = list(islice(rest, len(text.keys)))
+        return [(keys[i], whole[i]) for i in lacking]
 
 
 @dataclass(slots=True)

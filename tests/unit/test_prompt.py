@@ -24,8 +24,8 @@ LINE = ("x-anthropic-billing-header:",)
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1a2b3;"
 
 
-def half(literal: bool = False) -> TextHalf:
-    return TextHalf(ENCODER, choose(VOCAB.added, None, None, literal=literal), LINE, 16, bytes(16), bytes(16))
+def half(literal: bool = False, encoder: Encoder = ENCODER) -> TextHalf:
+    return TextHalf(encoder, choose(VOCAB.added, None, None, literal=literal), LINE, 16, bytes(16), bytes(16))
 
 
 def system(content) -> dict:
@@ -87,6 +87,36 @@ def test_the_beginning_of_a_raw_prompt_is_cut_and_never_that_of_a_chat():
     with pytest.raises(ContextTooLong) as error:
         half().prepare(chat, 5, True)
     assert error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_prompt_that_is_too_long_leaves_the_cache_of_texts_as_it_was(raw):
+    """[R18] Refused, cut or only counted: it would drive out what sessions say again."""
+    encoder = Encoder(VOCAB.path, VOCAB, max_threads=1, cache_tokens=10_000)
+    text = half(encoder=encoder)
+    words = "one two three four five " * 20
+    conv = Conversation([{"role": "user", "content": words}])
+    job = Job("r", 0, text=words) if raw else Job("r", 0, conversation=conv)
+    with pytest.raises(ContextTooLong):
+        text.prepare(job, 60, False)
+    text.encode(words if raw else conv, 60)
+    if raw:
+        assert text.prepare(job, 60, True).num_cut
+    assert encoder.stats()["entries"] == 0
+    text.prepare(job, 1000, False)
+    assert encoder.stats()["entries"] > 0
+
+
+def test_a_prompt_that_is_far_too_long_is_not_encoded_to_its_end(monkeypatch):
+    encoder = Encoder(VOCAB.path, VOCAB, max_threads=1, cache_tokens=10_000)
+    text = half(encoder=encoder)
+    batches, encode = [], encoder._backend.encode
+    monkeypatch.setattr(encoder._backend, "encode", lambda texts: (batches.append(len(texts)), encode(texts))[1])
+    for prompt in ("word " * 500_000, Conversation([{"role": "user", "content": "word " * 500_000}])):
+        batches.clear()
+        with pytest.raises(ContextTooLong, match="more than 400 tokens; at most 100 fit"):
+            text.encode(prompt, 100)
+        assert len(batches) == 1
 
 
 def test_a_prompt_of_nothing_is_refused():
