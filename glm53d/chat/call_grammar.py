@@ -186,7 +186,7 @@ class _Reader:
 
     def without_strings(self, schema: Json, seen: tuple[str, ...] = ()) -> Json | None:
         """The schema of all of its values that are no strings; None: there are none."""
-        self._budget.take()
+        self._count(schema)
         if not isinstance(schema, dict):
             return {"type": _NO_STRING} if schema else None
         out = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf")}
@@ -215,7 +215,7 @@ class _Reader:
 
     def _strings(self, schema: Json, seen: tuple[str, ...]) -> tuple[str, bool] | None:
         """A terminal for the strings of a schema, and whether it is a list of whole texts, which need no more care."""
-        self._budget.take()
+        self._count(schema)
         if not isinstance(schema, dict):
             return ("TEXT", False) if schema else None
         if "string" not in types_of(schema) or "string" not in types_said(schema):
@@ -242,6 +242,11 @@ class _Reader:
         if len(parts) == 1:
             return parts[0]
         return " & ".join(f"({expression})" for expression, _ in parts) or "TEXT", any(is_list for _, is_list in parts)
+
+    def _count(self, schema: Json) -> None:
+        """A schema counts, and its values, each time: references to it are followed each time."""
+        num_values = len(schema.get("enum", ())) if isinstance(schema, dict) else 0
+        self._budget.take(1 + num_values / 4)
 
     def _is_itself(self, value: Json) -> bool:
         """Whether a string of an enum, as text, is read back as that string, and spells no tag."""

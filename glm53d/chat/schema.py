@@ -6,12 +6,14 @@ token: an answer that only nearly has its form helps nobody. Annotations, and ke
     closed(schema)   the schema, with each distinct $ref as #/$defs/N and what it stands for in $defs, cleaned the same
                      way; so a part of a document, such as one parameter of a tool, is a document of its own
 
-Schemas come from clients: the work is bounded by MAX_NODES and MAX_DEPTH, and nothing follows a reference twice.
+Schemas come from clients: the work is bounded by MAX_BYTES, MAX_NODES and MAX_DEPTH, and nothing follows a reference
+twice.
 """
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,8 +21,10 @@ import msgspec
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
 
+MAX_BYTES = 512 * 1024
+"""Of one request's schemas as JSON."""
 MAX_NODES = 4_000
-"""Schemas and enum values of one request. So many take some 10 ms to check."""
+"""Schemas and enum values of one request. So many take some 10 ms to check. What costs less counts as a part of one."""
 MAX_DEPTH = 64
 MAX_ROUNDS = 16  # of the search for references that have a value: one suffices unless cycles are nested
 
@@ -89,11 +93,18 @@ class Budget:
 
     def __init__(self, at: str):
         """at: the path that is named when there is too much."""
-        self._left = MAX_NODES
+        self._bytes_left = MAX_BYTES
+        self._left: float = MAX_NODES
         self._at = at
 
-    def take(self, num: int = 1) -> None:
-        """Raise InvalidRequest when there is not so much left."""
+    def take_bytes(self, num: int) -> None:
+        """Raise InvalidRequest when there is not so much left, of bytes."""
+        self._bytes_left -= num
+        if self._bytes_left < 0:
+            raise InvalidRequest(f"`{self._at}`: schemas are too large; the limit is {MAX_BYTES} bytes.", self._at)
+
+    def take(self, num: float = 1) -> None:
+        """Likewise, of parts."""
         self._left -= num
         if self._left < 0:
             raise InvalidRequest(f"`{self._at}`: schemas are too large; the limit is {MAX_NODES} parts.", self._at)
@@ -103,7 +114,8 @@ class Document:
     """One JSON Schema document of a request."""
 
     def __init__(self, root: Json, at: str, budget: Budget):
-        """at: the path of root in the request."""
+        """at: the path of root in the request. Raises InvalidRequest."""
+        budget.take_bytes(len(msgspec.json.encode(root)))
         self._root = root
         self._at = at
         self._budget = budget
@@ -117,8 +129,9 @@ class Document:
         while len(defs) < len(refs):  # what they stand for may have more
             ref = next(itertools.islice(refs, len(defs), None))
             defs[name_of(refs[ref])] = self._clean(*self.target(ref, at), refs, one_ofs)
+        exclusion = _Exclusion(defs, self._budget)
         for branches, path in one_ofs:
-            self._check_one_of(branches, path, defs)
+            _check_one_of(branches, path, exclusion)
         if not _has_value(out, defs):
             raise InvalidRequest(f"`{at}`: no finite value satisfies this schema.", at)
         return with_defs(out, defs)
@@ -184,21 +197,11 @@ class Document:
                     raise InvalidRequest(f"`{path}` must be a string.", path)
                 _add_pattern(out, _ascii(value))
             elif _is_kept(key, value, path):
-                out[key] = value
-                if key == "enum":
-                    self._budget.take(len(value))
+                out[key] = list(dict.fromkeys(value)) if key == "required" else value
+                if isinstance(value, list) and key != "const":
+                    self._budget.take(len(value) if key == "enum" else len(value) / 8)
         _check_properties(out, at)
         return out
-
-    def _check_one_of(self, branches: list[Json], path: str, defs: Mapping[str, Json]) -> None:
-        """oneOf is anyOf where no value satisfies two branches; where that is not plain it cannot be enforced."""
-        self._budget.take(len(branches) ** 2 // 8)  # a pair costs less than a schema
-        if not all(_exclude(a, b, defs) for a, b in itertools.combinations(branches, 2)):
-            raise InvalidRequest(
-                f"`{path}`: its branches must exclude each other by their type, or by a required property with another "
-                "const or enum in each; anyOf has no such need.",
-                path,
-            )
 
 
 def with_defs(schema: Json, defs: Mapping[str, Json]) -> Json:
@@ -306,39 +309,78 @@ def _check_properties(schema: dict[str, Json], at: str) -> None:
         del schema["minProperties"]
 
 
-def _exclude(a: Json, b: Json, defs: Mapping[str, Json], depth: int = 0) -> bool:
-    """Whether it is plain that no value satisfies both of two closed schemas."""
-    a, b = followed(a, defs), followed(b, defs)
-    if not isinstance(a, dict) or not isinstance(b, dict):
-        return a is False or b is False
-    types = types_of(a), types_of(b)
-    if not _overlap(*types):
-        return True
-    values = _values(a), _values(b)
-    if values[0] is not None and values[1] is not None:
-        return not values[0] & values[1]
-    if depth == 2 or types[0] != {"object"} or types[1] != {"object"}:
-        return False
-    of_a, of_b = a.get("properties", {}), b.get("properties", {})
-    both = set(a.get("required", ())) & set(b.get("required", ())) & of_a.keys() & of_b.keys()
-    return any(_exclude(of_a[name], of_b[name], defs, depth + 1) for name in both)
+def _check_one_of(branches: list[Json], path: str, exclusion: "_Exclusion") -> None:
+    """oneOf is anyOf where no value satisfies two branches; where that is not plain it cannot be enforced."""
+    if not all(exclusion.is_plain(a, b) for a, b in itertools.combinations(branches, 2)):
+        raise InvalidRequest(
+            f"`{path}`: its branches must exclude each other by their type, or by a required property with another "
+            "const or enum in each; anyOf has no such need.",
+            path,
+        )
 
 
-def _overlap(a: Iterable[str], b: Iterable[str]) -> bool:
-    """Whether a value can be of a type of each: an integer is a number."""
-    a, b = ({"number" if kind == "integer" else kind for kind in kinds} for kinds in (a, b))
-    return bool(a & b)
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """By what a schema may exclude another."""
+
+    types: frozenset[str]  # an integer is a number
+    values: frozenset[Any] | None  # of its const or enum, as something that can be compared; None: it has neither
+    required: dict[str, Json]  # the schemas of properties that all of its values have: those that may tell most first
 
 
-def _values(schema: Mapping[str, Json]) -> set[Any] | None:
-    """The values of a const or an enum, as something that can be compared; None: it has neither."""
+_SAYS = ("const", "enum")
+
+
+class _Exclusion:
+    """Which schemas of a closed document exclude each other. Each is looked through once, each comparison counts."""
+
+    def __init__(self, defs: Mapping[str, Json], budget: Budget):
+        self._defs = defs
+        self._budget = budget
+        self._facts: dict[int, _Facts] = {}  # by the id() of a schema, which its document keeps
+
+    def is_plain(self, a: Json, b: Json, depth: int = 0) -> bool:
+        """Whether it is plain that no value satisfies both."""
+        of_a, of_b = self._facts_of(a), self._facts_of(b)
+        self._budget.take(1 / 8)
+        if not of_a.types & of_b.types:
+            return True
+        if of_a.values is not None and of_b.values is not None:
+            self._budget.take(min(len(of_a.values), len(of_b.values)) / 64)
+            return of_a.values.isdisjoint(of_b.values)
+        if depth == 2:
+            return False
+        few, more = of_a.required, of_b.required
+        if len(few) > len(more):
+            few, more = more, few
+        self._budget.take(len(few) / 64)
+        return any(self.is_plain(schema, more[name], depth + 1) for name, schema in few.items() if name in more)
+
+    def _facts_of(self, schema: Json) -> _Facts:
+        if (facts := self._facts.get(id(schema))) is None:
+            end = followed(schema, self._defs)
+            if end is not schema:
+                self._budget.take(len(self._defs) / 64)
+            facts = self._facts.get(id(end)) or _facts(end)
+            self._facts[id(schema)] = self._facts[id(end)] = facts
+        return facts
+
+
+def _facts(schema: Json) -> _Facts:
+    if not isinstance(schema, dict):
+        return _Facts(frozenset(TYPES if schema else ()), None, {})
+    types = frozenset("number" if kind == "integer" else kind for kind in types_of(schema))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return None
-    return {
-        value if isinstance(value, int | float) and not isinstance(value, bool) else msgspec.json.encode(value)
-        for value in values
-    }
+    comparable = None
+    if values is not None:
+        comparable = frozenset(
+            value if isinstance(value, int | float) and not isinstance(value, bool) else msgspec.json.encode(value)
+            for value in values
+        )
+    properties = schema.get("properties", {}) if types == {"object"} else {}
+    names = [name for name in schema.get("required", ()) if name in properties]
+    names.sort(key=lambda name: not isinstance(properties[name], dict) or properties[name].keys().isdisjoint(_SAYS))
+    return _Facts(types, comparable, {name: properties[name] for name in names})
 
 
 def _has_value(schema: Json, defs: Mapping[str, Json]) -> bool:

@@ -5,8 +5,9 @@ import pytest
 from glm53d.chat import constraint
 from glm53d.chat.call_grammar import TAGS, Tool, calls
 from glm53d.chat.constraint import Grammar, compose
+from glm53d.errors import InvalidRequest
 from tests.helpers.draws import Drawer
-from tests.helpers.forms import INT, RGB, STR, any_of, closed
+from tests.helpers.forms import INT, RGB, STR, any_of, closed, ref
 
 AT = "tools[0].function.parameters"
 
@@ -148,3 +149,11 @@ def test_arguments_that_are_not_listed_come_where_the_schema_says_what_they_are(
     assert not drawer.accepts(grammar, *call(drawer, "f", ("a", "x"), ("other", "x")))
     assert not drawer.accepts(grammar, *call(drawer, "f", ("a", "x"), ("a", "1")))
     assert not drawer.accepts(grammar, *call(drawer, "g", ("a", "1")))
+
+
+def test_an_enum_counts_for_each_argument_that_refers_to_it(drawer):
+    enums = {"$defs": {"e": {"enum": [f"v{i}" for i in range(1000)]}}}
+    few, many = (closed(**{f"a{i}": any_of(ref("e"), ref("e")) for i in range(num)}) | enums for num in (2, 20))
+    grammar_of(drawer, Tool("f", few, AT))
+    with pytest.raises(InvalidRequest, match="schemas are too large"):
+        grammar_of(drawer, Tool("f", many, AT))

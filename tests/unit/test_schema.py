@@ -2,7 +2,7 @@
 
 import pytest
 
-from glm53d.chat.schema import FORMATS, MAX_NODES, Budget, Document
+from glm53d.chat.schema import FORMATS, MAX_BYTES, MAX_NODES, Budget, Document
 from glm53d.errors import InvalidRequest
 from tests.helpers.forms import BOOL, INT, NULL, SCHEMAS, STR, any_of, arr, closed, obj, ref
 
@@ -155,17 +155,66 @@ def test_recursion_with_an_end_is_served(schema):
 
 
 def test_size_and_depth_are_bounded():
-    """F-G11, F-G13: nested oneOf of 12 levels are 8,000 schemas."""
+    """F-G11, F-G13: nested oneOf of 10 levels are 6,000 schemas."""
     deep = INT
     for _ in range(70):
         deep = arr(deep)
     assert "64 levels" in refused(deep).message
     wide = INT
-    for _ in range(12):
+    for _ in range(10):
         wide = {"oneOf": [closed("t v", t={"const": str(i)}, v=wide) for i in range(2)]}
     assert str(MAX_NODES) in refused(wide).message
     assert str(MAX_NODES) in refused({"enum": list(range(MAX_NODES))}).message
     assert str(MAX_NODES) in refused({"oneOf": [{"const": i} for i in range(1000)]}).message
+    assert str(MAX_NODES) in refused({"required": ["a"] * 8 * MAX_NODES}).message
+    assert str(MAX_NODES) in refused({"type": ["null"] * 8 * MAX_NODES}).message
+
+
+def test_bytes_are_bounded_before_anything_is_looked_at():
+    assert str(MAX_BYTES) in refused({"not": "x" * MAX_BYTES}).message
+    budget = Budget(AT)
+    Document("x" * (MAX_BYTES // 2), AT, budget)
+    with pytest.raises(InvalidRequest, match="bytes"):
+        Document("x" * (MAX_BYTES // 2), AT, budget)
+
+
+def many(num: int, **properties):
+    """Branches that only the last of their properties tells apart, and that through a reference."""
+    defs = {f"t{i}": {"const": i} for i in range(num)}
+    names = [*properties, "t"]
+    return {"oneOf": [obj(**properties, t=ref(f"t{i}")) | {"required": names} for i in range(num)], "$defs": defs}
+
+
+def test_comparisons_of_branches_are_bounded_and_count_whatever_is_shared():
+    """Each of 435 pairs would compare what 20 references lead to, which are the same 600 properties."""
+    wide = {f"p{i}": {} for i in range(600)}
+    shared = many(30, **{f"k{i}": ref("wide") for i in range(20)})
+    shared["$defs"]["wide"] = obj(**wide) | {"required": list(wide)}
+    assert str(MAX_NODES) in refused(shared).message
+    shared = many(60, k=ref("a"))
+    shared["oneOf"][::2] = [
+        branch | {"properties": branch["properties"] | {"k": ref("b")}} for branch in shared["oneOf"][::2]
+    ]
+    shared["$defs"] |= {"a": {"enum": list(range(1000))}, "b": {"enum": list(range(1000, 2000))}}
+    assert str(MAX_NODES) in refused(shared).message
+    made_of(many(60, k=INT))
+
+
+def test_a_chain_of_references_is_not_followed_for_free():
+    """1,200 references to the begin of one with 2,000 links."""
+    chain = {f"c{i}": ref(f"c{i + 1}") for i in range(2000)} | {"c2000": INT}
+    schema = many(30, **{f"k{i}": ref("c0") for i in range(40)})
+    schema["$defs"] |= chain
+    assert str(MAX_NODES) in refused(schema).message
+
+
+def test_a_property_that_is_told_apart_by_its_values_is_compared_first():
+    strings = {f"k{i}": STR for i in range(6)}
+    made_of({"oneOf": [obj(**strings, t={"const": i}) | {"required": [*strings, "t"]} for i in range(100)]})
+
+
+def test_a_name_that_is_required_often_is_required_once():
+    assert made_of({"required": ["a", "b", "a"] * 1000})["required"] == ["a", "b"]
 
 
 def test_the_budget_is_of_all_documents_together():
