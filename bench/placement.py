@@ -135,7 +135,7 @@ class Node:
     def send(self, handle: int, turn: Turn) -> None:
         is_document = turn.number == DOCUMENT
         record = generate_record(
-            handle, turn.prompt, 1 if is_document else ANSWER, page_size=PAGE, session=max(0, turn.session),
+            handle, turn.prompt, 1 if is_document else ANSWER, page_size=PAGE, session=turn.session,
             arrival_ns=turn.sent_ns,
         )  # fmt: skip
         self.flying[handle] = turn
@@ -166,7 +166,8 @@ class Node:
             turn = self.flying[req.handle]
             if not turn.output and turn.number != DOCUMENT:
                 self.ttft_ms.append((self.now - turn.sent_ns) / MS)
-            ids[i, 0] = CALLS_END if len(turn.output) == ANSWER - 1 else 2 + len(turn.output) % (VOCAB - 2)
+            makes_calls = turn.number != ASIDE and len(turn.output) == ANSWER - 1
+            ids[i, 0] = CALLS_END if makes_calls else 2 + len(turn.output) % (VOCAB - 2)
             turn.output.append(int(ids[i, 0]))
         results.apply(self.sched, batch, StepResult(batch.step, counts, ids, start), self.now)
         last = self.sched.throttle.take_last()
@@ -185,7 +186,7 @@ class Node:
         self.arrive(Turn(turn.session, turn.number + 1, at, prompt))
         if turn.number % 4 == 3:
             prompt = np.concatenate([self.systems[turn.session % 2], self.words(SUB_AGENT)])
-            self.arrive(Turn(-turn.session, ASIDE, self.now, prompt))
+            self.arrive(Turn(turn.session, ASIDE, self.now, prompt))
 
 
 def main() -> None:

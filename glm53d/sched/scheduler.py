@@ -624,7 +624,7 @@ class Scheduler:
         if len(self.ranks) == 1:
             return [0]
         size, slots = self.limits.page_size, self.slots
-        session_rank = self.sessions.rank_of(req.session)
+        session_rank = self.sessions.rank_of(req.session, req.hashes)
         cached = self.sources.cached_by_rank(req.hashes[:usable])
         loads = [
             RankLoad(
@@ -672,7 +672,7 @@ class Scheduler:
             self.slots.begin_grammar(slot, has_mask=req.matcher.mask is not None)
         elif req.matcher is not None:
             self.slots.await_grammar(slot)
-        self.sessions.resume(req.session)
+        self.sessions.resume(req.session, req.hashes)
         self._changes.begin(req, self._min_new_tokens(req))
         if req.needs_table:
             # Whoever had it may still be in a launched step; that is over before the step that fills it anew.
@@ -835,7 +835,8 @@ class Scheduler:
         """
         if made_calls and req.session:
             self.keep_prefix(req)
-            self.sessions.keep(req.session, req.dp_rank, req.node, req.tree_pages, self.throttle.now_ns)
+            hashes = req.hashes[: req.tree_pages]
+            self.sessions.keep(req.session, req.dp_rank, req.node, hashes, self.throttle.now_ns)
         self._leave_rank(req)
         req.become(ReqState.DONE)
         self._forget(req)

@@ -48,16 +48,18 @@ def drive(seed: int, steps: int) -> SchedWorld:
     world.kv.fails = rng.choice([0.0, 0.1])
     needs_value = rng.choice([0.0, 0.1])
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
-    handle = 0
+    handle, session_of = 0, {}
     for _ in range(steps):
         if rng.random() < 0.25 and len(world.sched.reqs) < 40:
-            prompt = rng.choice(shared)[: rng.randrange(60)] + [
-                rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))
-            ]
+            before, session = rng.choice(shared)[: rng.randrange(60)], rng.choice([0, 1, 2, 3])
+            if handle and rng.random() < 0.3:  # a session's next turn
+                last = rng.randint(max(1, handle - 5), handle)
+                before, session = world.prompts[last] + world.received[last], session_of[last]
+            prompt = before + [rng.randrange(1, world.vocab) for _ in range(rng.randint(1, 20))]
             fields = {
                 "priority": rng.choice([-3, 0, 0, 1]), "flags": rng.choice([0, 0, HELPER]),
                 "deadline_ns": rng.choice([0, 0, world.now + 30]), "stream_interval": rng.choice([1, 1, 3, 50]),
-                "session": rng.choice([0, 1, 2, 3]), "thinking_budget": rng.choice([-1, -1, 0, 1, 5]),
+                "session": session, "thinking_budget": rng.choice([-1, -1, 0, 1, 5]),
                 "frequency_penalty": rng.choice([0.0, 0.0, 0.5]), "repetition_penalty": rng.choice([1.0, 1.0, 1.2]),
                 "top_logprobs": rng.choice([-1, -1, 0, 3]),
                 "logprob_start": rng.choice([-1, -1, 0, 1, len(prompt) - 1]),
@@ -65,6 +67,7 @@ def drive(seed: int, steps: int) -> SchedWorld:
             first, count = handle + 1, rng.choice([1, 1, 1, 4])  # several: answers to one prompt [R20]
             fields["group"] = first if count > 1 else 0
             for handle in range(first, first + count):
+                session_of[handle] = session
                 world.send(handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), **fields)
         if rng.random() < 0.02:
             world.sched.flush_cache()

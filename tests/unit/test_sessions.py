@@ -1,6 +1,10 @@
 """A session's prefix is kept between a tool call and its result. [R45]"""
 
+import numpy as np
+
 from glm53d.ipc.records import HELPER
+from glm53d.kv.prefix import PrefixTree
+from glm53d.sched.sessions import MAX_CHAINS, Sessions
 from tests.helpers.sched_world import SchedWorld
 
 CALLS_END, OTHER_END = 0, 9
@@ -56,6 +60,41 @@ def test_a_helper_of_the_session_leaves_what_is_kept_alone():
     run(world, 1, 1, 20, session=5)
     run(world, 2, 2, 8, session=5, flags=HELPER)
     assert len(world.sched.sessions) == 1 and world.sched.sessions.counters.resumed == 0
+
+
+def test_a_sub_agent_with_the_sessions_key_leaves_what_its_agent_will_go_on_from():
+    world = world_of(num_pages=30, max_session_pages=30)
+    run(world, 1, 1, 40, session=5)
+    run(world, 2, 2, 8, session=5)
+    assert (len(world.sched.sessions), world.sched.sessions.counters.resumed) == (2, 0)
+    for handle in (3, 4):
+        run(world, handle, handle, 50)
+    assert run(world, 5, 2, 12, session=5) == 8
+    assert run(world, 6, 1, 44, session=5) == 40
+    assert world.sched.sessions.counters.resumed == 2
+
+
+def test_a_session_keeps_a_few_prefixes_the_latest_and_of_each_what_goes_on_from_it():
+    world = world_of(num_pages=100, max_session_pages=100)
+    for first in range(1, MAX_CHAINS + 3):
+        run(world, first, first, 20, session=5)
+    assert len(world.sched.sessions) == MAX_CHAINS and world.sched.sessions.counters.evicted == 2
+    for handle in (20, 21):  # the latest goes on: what it said takes the place of what it had said
+        run(world, handle, MAX_CHAINS + 2, 4 * handle, session=5)
+    assert len(world.sched.sessions) == MAX_CHAINS and world.sched.sessions.counters.evicted == 2
+    assert world.sched.flush_cache() and world.is_idle()
+
+
+def test_a_turn_goes_to_the_rank_that_keeps_what_it_goes_on_from():
+    trees = [PrefixTree(), PrefixTree()]
+    sessions = Sessions(trees, 100, 8)
+    chains = [np.arange(first, first + 8, dtype=np.uint64).reshape(4, 2) for first in (10, 20)]
+    for rank, hashes in enumerate(chains):
+        node, _ = trees[rank].insert(0, hashes, np.arange(4, dtype=np.int32), 1)
+        sessions.keep(5, rank, node, hashes, 0)
+    longer = [np.concatenate([hashes, hashes + 100]) for hashes in chains]
+    assert [sessions.rank_of(5, hashes) for hashes in longer] == [0, 1]
+    assert sessions.rank_of(5, chains[1][:3]) == sessions.rank_of(6, longer[0]) == -1
 
 
 def test_what_is_kept_makes_nobody_wait():
