@@ -62,12 +62,12 @@ class Sessions:
         return sum(len(session.chains) for session in self._sessions.values())
 
     def keep(self, key: int, dp_rank: int, node: int, hashes: np.ndarray, now_ns: int) -> None:
-        """A turn that will go on is over; what no longer fits beside its pages goes, and so does it if alone too much.
+        """A turn that will go on is over; what no longer fits beside its pages goes. Nothing if it alone is too much.
 
         hashes: [n, 2] uint64, of the pages up to the node's last.
         """
         num_pages = len(hashes)
-        if not self._ttl_ns or not num_pages:
+        if not self._ttl_ns or not 0 < num_pages <= self._max_pages:
             return
         self._drop_prefixes(key, hashes)
         self._trees[dp_rank].lock(node)

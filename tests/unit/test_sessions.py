@@ -85,6 +85,14 @@ def test_a_session_keeps_a_few_prefixes_the_latest_and_of_each_what_goes_on_from
     assert world.sched.flush_cache() and world.is_idle()
 
 
+def test_what_is_too_long_to_be_kept_leaves_what_others_keep():
+    world = world_of(num_pages=40)
+    run(world, 1, 1, 16, session=1)
+    run(world, 2, 2, 40, session=2)
+    assert len(world.sched.sessions) == 1 and world.sched.sessions.counters.evicted == 0
+    assert run(world, 3, 1, 20, session=1) == 16
+
+
 def test_a_turn_goes_to_the_rank_that_keeps_what_it_goes_on_from():
     trees = [PrefixTree(), PrefixTree()]
     sessions = Sessions(trees, 100, 8)
