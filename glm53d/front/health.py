@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from glm53d.ipc.board import Board
-from glm53d.ipc.records import RankState
+from glm53d.ipc.records import LOAD_PHASES, RankState
 
 
 class State(Enum):
@@ -83,8 +83,9 @@ class Health:
         """State, and while starting the phase and percent of the rank that is furthest behind."""
         report: dict[str, object] = {"state": self.state.value}
         if self.state is State.STARTING:
-            row = min(self._board.ranks(), key=lambda r: int(r["percent"]))
-            report |= {"phase": row["phase"].decode() or "spawning", "percent": int(row["percent"])}
+            came = [(LOAD_PHASES.index(row["phase"].decode()), int(row["percent"])) for row in self._board.ranks()]
+            phase, percent = min(came)
+            report |= {"phase": LOAD_PHASES[phase] or "spawning", "percent": percent}
         return report
 
     def waiting(self) -> Waiting:

@@ -84,6 +84,10 @@ class RankState(IntEnum):
     FAILED = 4
 
 
+# RankRow.phase, in order; the first is that of a row nobody has written
+LOAD_PHASES = ("", "imports", "rendezvous", "script", "weights", "kv cache", "loaded")
+
+
 class FinishReason(IntEnum):
     """Why a request ended; NONE while it goes on."""
 
@@ -104,7 +108,7 @@ class GrammarKind(IntEnum):
 
 # GenerateRecord.flags
 IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, HELPER = 1, 2, 4, 8, 16, 32, 64
-ONLY_BIASED = 128
+ONLY_BIASED, STOP_BEFORE_CALLS = 128, 256
 # Batch rows' flags
 ROW_SAMPLE, ROW_FEED = 1, 2
 

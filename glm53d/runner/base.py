@@ -8,7 +8,7 @@ from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, StepResult
 
 Progress = Callable[[str, int], None]
-"""progress(phase, percent): shown by /ready and in the log while a rank loads."""
+"""progress(phase, percent), the phase of LOAD_PHASES: shown by /ready and in the log while a rank loads."""
 
 
 @dataclass(frozen=True, slots=True)

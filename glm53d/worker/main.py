@@ -21,6 +21,7 @@ from glm53d.ipc.board import Board
 from glm53d.ipc.channels import MAX_RESULT_RING_BYTES, Channels
 from glm53d.ipc.records import (
     BATCH,
+    LOAD_PHASES,
     LOGPROB,
     OUTPUT,
     PAGE_MOVE,
@@ -96,6 +97,7 @@ class Report:
 
     def progress(self, phase: str, percent: int) -> None:
         """Shown by /ready, and by the log once a second: what loads in less is no news."""
+        assert phase in LOAD_PHASES
         self.set(phase=phase.encode()[:32], percent=percent)
         if (now := time.monotonic_ns()) - self._said_ns > SAY_NS:
             self._said_ns = now

@@ -7,7 +7,7 @@ import pytest
 
 from glm53d.front.health import Health, State
 from glm53d.ipc.channels import Channels
-from glm53d.ipc.records import LOAD_ROW
+from glm53d.ipc.records import LOAD_ROW, RANK_ROW
 
 WATCHDOG_S = 10.0
 
@@ -55,3 +55,13 @@ def test_a_leader_that_hangs_between_two_steps_is_an_illness(world):
     assert not good and report["reason"] == "rank 0 has not been heard of for 11 s"
     world.show(updated_s=0)
     assert world.health.check(WATCHDOG_S)[0]
+
+
+def test_while_ranks_load_the_one_furthest_behind_is_shown(world):
+    """The first to have its weights waits for the others in the phase after."""
+    world.health = Health(world.board)
+    assert world.health.progress() == {"state": "starting", "phase": "spawning", "percent": 0}
+    row = np.zeros(1, RANK_ROW)
+    for rank, row["phase"], row["percent"] in ((0, b"kv cache", 0), (1, b"weights", 60)):
+        world.board.write_rank(rank, row)
+    assert world.health.progress() == {"state": "starting", "phase": "weights", "percent": 60}
