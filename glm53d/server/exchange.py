@@ -116,6 +116,7 @@ class Answer:
     job: Job
     last: Callable[[Finish], bytes]  # the events at its end
     frame: Callable[[bytes, Pieces], bytes] | None = None  # those of a wake's frames and pieces, where it has any
+    first: Callable[[int], bytes] = lambda num_prompt_ids: b""  # those before all others
 
 
 async def plain(request: web.Request, job: Job) -> Finish:
@@ -155,7 +156,7 @@ async def streamed(
     frame() makes the events of a wake's frames and pieces, where the job asks for pieces.
     Raises RequestError and NotReady while there is still a status to choose. Later errors are the dialect's last event.
     """
-    return await streamed_all(request, [Answer(job, last, frame)], 1, first=first, wire=wire)
+    return await streamed_all(request, [Answer(job, last, frame, first)], 1, wire=wire)
 
 
 async def streamed_all(
@@ -163,7 +164,6 @@ async def streamed_all(
     answers: Sequence[Answer],
     n: int,
     *,
-    first: Callable[[int], bytes] = lambda num_prompt_ids: b"",
     end: Callable[[list[Finish]], bytes] = lambda finishes: b"",
     wire: Wire = OPENAI_WIRE,
 ) -> web.StreamResponse:
@@ -176,7 +176,8 @@ async def streamed_all(
     request[NUM_CUT] = sum(stream.num_cut_ids for stream in streams[::n])
     events = EventStream(request, streams, service.config.server.keepalive_s, wire.keep_alive)
     try:
-        await events.open(first(streams[0].num_prompt_ids))
+        firsts = [answer.first(stream.num_prompt_ids) for stream, answer in zip(streams, answers, strict=True)]
+        await events.open(b"".join(firsts))
         try:
             runs = [_run(stream, answer, events) for stream, answer in zip(streams, answers, strict=True)]
             finishes = await asyncio.gather(*runs) if len(runs) > 1 else [await runs[0]]  # tasks cost something

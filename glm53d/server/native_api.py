@@ -1,7 +1,8 @@
 """/generate: text or ids in, text and ids out; the native API, with SGLang's field names.
 
-Events of a stream are deltas: each has only its new `text` and `output_ids`, and in `meta_info` the logprobs of these,
-if they are asked for. The last has the whole `meta_info` and no text; then comes [DONE]. A plain answer has all of it.
+An event of a stream has all that was said so far, and the last one is the plain answer; then comes [DONE]. With
+`incremental_streaming_output` events are deltas: each has only its new `text` and `output_ids`, and in `meta_info` the
+logprobs of these, if they are asked for; the last has the rest of `meta_info` and no text.
 
 A batch, that is several prompts or n of one, is answered by a list: answer j to prompt i stands at i * n + j, and a
 stream's events say as their `index` which one they belong to.
@@ -15,6 +16,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from glm53d._native import TokenLogprob
 from glm53d.chat.conversation import Json
 from glm53d.errors import InvalidRequest
 from glm53d.front.engine import Engine
@@ -23,6 +25,7 @@ from glm53d.server import body, exchange
 from glm53d.server.common import cached_by_tier
 from glm53d.server.constrained import Form, constrain
 from glm53d.server.logprobs import Native, TokenNames, Tokens, TopLogprobs, in_parts, needs
+from glm53d.server.native_stream import FRAME, SoFar
 from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
 from glm53d.server.routing import DpRank, Room, routing
@@ -39,6 +42,9 @@ from glm53d.server.sampling import (
 )
 
 T = TypeVar("T")
+
+PromptStart = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""The prompt's first token with logprobs, -1: none of it has."""
 
 
 class NativeSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +63,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     input_ids: list[TokenId | list[TokenId]] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
+    incremental_streaming_output: bool | None = None  # a server's option in SGLang
     rid: str | list[str] | None = None
     priority: Int32 | None = None
     data_parallel_rank: DpRank | None = None  # two names of one choice
@@ -66,9 +73,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     prompt_cache_key: str | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: none of the prompt
-    top_logprobs_num: TopLogprobs | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: PromptStart | list[PromptStart] | None = None
+    top_logprobs_num: TopLogprobs | list[TopLogprobs] | None = None
     return_text_in_logprobs: bool | None = None
 
     token_ids_logprob: Annotated[Json, not_served()] = None
@@ -88,7 +95,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
-_TEXT, _END = b'"text":"', b"}\n\n"  # the engine puts `","output_ids":[...]` between a frame's text and its end
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -100,11 +106,14 @@ async def generate(request: web.Request) -> web.StreamResponse:
     prompts, is_batch = _prompts(req)
     params = _of_each(req.sampling_params or NativeSampling(), prompts, is_batch, "sampling_params")
     rids = _of_each(req.rid or rid, prompts, is_batch, "rid")
+    asked = _logprobs_of_each(req, prompts, is_batch)
     n = params[0][1].n or 1
     exchange.check_number(engine, len(prompts) * n, "text" if req.input_ids is None else "input_ids")
     is_list, where = is_batch or n > 1, routing(request, req)
     answers: list[_Answer] = []
-    for (at, prompt), (params_at, fields), (rid_at, rid) in zip(prompts, params, rids, strict=True):
+    for (at, prompt), (params_at, fields), (rid_at, rid), (top, start) in zip(
+        prompts, params, rids, asked, strict=True
+    ):
         exchange.check_rid(rid, rid_at)
         if (fields.n or 1) != n:
             raise InvalidRequest(f"`{params_at}.n` must be the same for all prompts.", f"{params_at}.n")
@@ -116,7 +125,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             first_token_timeout_s=req.first_token_timeout,
             text=prompt if isinstance(prompt, str) else None,
             ids=None if isinstance(prompt, str) else to_ids(prompt, engine.vocab.size, at),
-            sampling=await _sampling(fields, params_at, req, engine),
+            sampling=replace(await _sampling(fields, params_at, req, engine), top_logprobs=top, logprob_start=start),
             routing=where,
         )
         for j in range(n):
@@ -136,18 +145,21 @@ class _Answer:
     ):
         self._head: dict[str, Json] = {} if index is None else {"index": index}
         self._tokens = Tokens()
+        self._so_far = None if req.incremental_streaming_output else SoFar()
         self._logprobs: Native | None = None
         if base.sampling.top_logprobs is not None:
             names = TokenNames(engine, skip_special=params.skip_special_tokens is not False)
             with_top, with_text = base.sampling.top_logprobs > 0, bool(req.return_text_in_logprobs)
             self._logprobs = Native(names, with_top=with_top, with_text=with_text)
         is_framed = bool(req.stream) and self._logprobs is None
-        start = b"data: {" + (b"" if index is None else b'"index":%d,' % index)
+        frame = FRAME
+        if self._so_far is None:
+            frame = Frame(b"data: {" + (b"" if index is None else b'"index":%d,' % index) + b'"text":"', b"}\n\n")
         self.job = replace(
             base,
             sampling=sampling_of(base.sampling, j),
             out=OutSpec(
-                content=Frame(start + _TEXT, _END) if is_framed else None,
+                content=frame if is_framed else None,
                 with_ids=self._logprobs is None,
                 all_python=bool(req.stream) and not is_framed,
                 skip_special_tokens=params.skip_special_tokens is not False,
@@ -156,22 +168,36 @@ class _Answer:
 
     def streamed(self) -> exchange.Answer:
         """It as a part of a stream."""
+        if self._so_far is not None:
+            return exchange.Answer(self.job, self._last, self._repeat, self._so_far.begin)
         return exchange.Answer(self.job, self._last, None if self._logprobs is None else self._frame)
 
     def _frame(self, _: bytes, pieces: Pieces) -> bytes:
         """An event with the tokens that came, and their logprobs."""
         assert self._logprobs is not None
-        found, names = self._tokens.feed(pieces), self._logprobs.names
-        if not found:
+        text, tokens = _text_and_tokens(self._tokens, pieces, self._logprobs.names)
+        if not tokens:
             return b""
-        tokens = [token for _, by in found for token in by]
-        text = "".join(piece if isinstance(piece, str) else names.text(piece) for said, _ in found for piece in said)
         ids = [token.id for token in tokens if not token.is_prompt]
         meta = {"id": self.job.rid} | self._logprobs.of(tokens)
         return self._event({"text": text, "output_ids": ids, "meta_info": meta})
 
+    def _repeat(self, frames: bytes, pieces: Pieces) -> bytes:
+        """An event with all that was said so far, when it is time for one."""
+        assert self._so_far is not None
+        if self._logprobs is None:
+            self._so_far.add_frames(frames)
+        else:
+            text, tokens = _text_and_tokens(self._tokens, pieces, self._logprobs.names)
+            ids = [token.id for token in tokens if not token.is_prompt]
+            self._so_far.add(text, ids, self._logprobs.of(tokens))
+        return self._event(self._so_far.told(self.job.rid)) if self._so_far.is_due else b""
+
     def _last(self, finish: Finish) -> bytes:
-        return self._event({"text": "", "output_ids": [], "meta_info": _meta_info(self.job, finish)})
+        meta = _meta_info(self.job, finish)
+        if self._so_far is not None:
+            return self._event(self._so_far.whole(meta))
+        return self._event({"text": "", "output_ids": [], "meta_info": meta})
 
     def _event(self, said: dict[str, Json]) -> bytes:
         return b"data: " + body.encode(self._head | said) + b"\n\n"
@@ -182,6 +208,13 @@ class _Answer:
         if self._logprobs is not None:
             meta |= await in_parts(self._logprobs.of, [*finish.prompt_logprobs, *finish.logprobs])
         return {"text": finish.text, "output_ids": finish.output_ids.tolist(), "meta_info": meta}
+
+
+def _text_and_tokens(tokens: Tokens, pieces: Pieces, names: TokenNames) -> tuple[str, list[TokenLogprob]]:
+    """What pieces say, and by which tokens."""
+    found = tokens.feed(pieces)
+    text = "".join(piece if isinstance(piece, str) else names.text(piece) for said, _ in found for piece in said)
+    return text, [token for _, by in found for token in by]
 
 
 def _prompts(req: GenerateBody) -> tuple[list[tuple[str, Any]], bool]:
@@ -219,17 +252,23 @@ async def _sampling(params: NativeSampling, at: str, req: GenerateBody, engine: 
         vocab_size=engine.vocab.size,
         at=at,
     )
-    sampling = _with_logprobs(sampling, req)
     return await constrain(sampling, Form(params, at=at), None, engine, in_chat=False)
 
 
-def _with_logprobs(sampling: SamplingParams, req: GenerateBody) -> SamplingParams:
-    start = None if req.logprob_start_len in (None, -1) else req.logprob_start_len
-    is_asked = bool(req.return_logprob)
-    needs("return_logprob", is_asked, "logprob_start_len", start is not None)
-    needs("return_logprob", is_asked, "top_logprobs_num", bool(req.top_logprobs_num))
+def _logprobs_of_each(req: GenerateBody, prompts: Sized, is_batch: bool) -> list[tuple[int | None, int | None]]:
+    """`top_logprobs` and `logprob_start` of SamplingParams, for each prompt."""
+    switches = _of_each(req.return_logprob or False, prompts, is_batch, "return_logprob")
+    start = -1 if req.logprob_start_len is None else req.logprob_start_len
+    starts = _of_each(start, prompts, is_batch, "logprob_start_len")
+    tops = _of_each(req.top_logprobs_num or 0, prompts, is_batch, "top_logprobs_num")
+    is_asked = any(is_on for _, is_on in switches)
+    needs("return_logprob", is_asked, "logprob_start_len", any(start >= 0 for _, start in starts))
+    needs("return_logprob", is_asked, "top_logprobs_num", any(top for _, top in tops))
     needs("return_logprob", is_asked, "return_text_in_logprobs", bool(req.return_text_in_logprobs))
-    return replace(sampling, top_logprobs=req.top_logprobs_num or 0, logprob_start=start) if is_asked else sampling
+    return [
+        (top, None if start < 0 else start) if is_on else (None, None)
+        for (_, is_on), (_, start), (_, top) in zip(switches, starts, tops, strict=True)
+    ]
 
 
 def _meta_info(job: Job, finish: Finish) -> dict[str, Json]:

@@ -152,7 +152,6 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             request,
             [choice.streamed() for choice in choices],
             n,
-            first=lambda _: b"".join(choice.chunks.delta({"role": "assistant", "content": ""}) for choice in choices),
             end=lambda finishes: choices[0].chunks.usage(finishes, n),
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
@@ -194,8 +193,13 @@ class _Choice:
     def streamed(self) -> exchange.Answer:
         """It as a part of a stream."""
         if (logprobs := self._logprobs) is not None:
-            return exchange.Answer(self.job, self._last, lambda _, pieces: self._asked(logprobs.feed(pieces)))
-        return exchange.Answer(self.job, self._last, self._frame if self._parser.parses_calls else None)
+            return exchange.Answer(
+                self.job, self._last, lambda _, pieces: self._asked(logprobs.feed(pieces)), self._first
+            )
+        return exchange.Answer(self.job, self._last, self._frame if self._parser.parses_calls else None, self._first)
+
+    def _first(self, _: int) -> bytes:
+        return self.chunks.delta({"role": "assistant", "content": ""})
 
     def _frame(self, frames: bytes, pieces: list[Piece]) -> bytes:
         return frames + self._chunks_of(self._parser.feed(pieces)) if pieces else frames

@@ -85,7 +85,6 @@ async def completions(request: web.Request) -> web.StreamResponse:
             request,
             [choice.streamed() for choice in choices],
             n,
-            first=lambda _: b"".join(choice.first() for choice in choices),
             end=lambda finishes: choices[0].chunks.usage(finishes, n),
         )
     finishes = await exchange.plain_all(request, [choice.job for choice in choices], n)
@@ -118,10 +117,10 @@ class _Choice:
 
     def streamed(self) -> exchange.Answer:
         """It as a part of a stream."""
-        return exchange.Answer(self.job, self._last, None if self._logprobs is None else self._frame)
+        return exchange.Answer(self.job, self._last, None if self._logprobs is None else self._frame, self._first)
 
-    def first(self) -> bytes:
-        """The chunk before all others: the echo, if it needs no logprobs."""
+    def _first(self, _: int) -> bytes:
+        """The echo, if it needs no logprobs."""
         return self._chunk(self._echo, None) if self._echo and self._logprobs is None else b""
 
     def _frame(self, _: bytes, pieces: Pieces) -> bytes:

@@ -70,12 +70,19 @@ async def test_generate_takes_text_or_ids_and_gives_ids_back(sim, http):
         plain = await answer.json()
     assert len(plain["output_ids"]) == 9 and plain["meta_info"]["prompt_tokens"] == 3
     async with http.post(sim.url + "/generate", json=body | {"stream": True}) as answer:
-        got = await events(answer)
-    ids = [i for event in got[:-1] for i in event.get("output_ids") or []]
-    assert ids == plain["output_ids"]
-    assert "".join(event.get("text") or "" for event in got[:-1]) == plain["text"]
-    meta = got[-2]["meta_info"]
-    assert meta["completion_tokens"] == 9
+        *parts, last, _ = await events(answer)
+    assert (last["text"], last["output_ids"]) == (plain["text"], plain["output_ids"])
+    assert last["meta_info"]["completion_tokens"] == 9
+    for part in parts:
+        assert plain["text"].startswith(part["text"]) and part["meta_info"]["prompt_tokens"] == 3
+        assert part["output_ids"] == plain["output_ids"][: part["meta_info"]["completion_tokens"]]
+    async with http.post(
+        sim.url + "/generate", json=body | {"stream": True, "incremental_streaming_output": True}
+    ) as answer:
+        *deltas, last, _ = await events(answer)
+    assert [i for delta in deltas for i in delta["output_ids"]] == plain["output_ids"]
+    assert "".join(delta["text"] for delta in deltas) == plain["text"]
+    assert last["meta_info"]["completion_tokens"] == 9
 
 
 async def test_a_second_turn_reuses_the_pages_of_the_first(sim, http):

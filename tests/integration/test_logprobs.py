@@ -91,10 +91,11 @@ async def test_generate_begins_the_prompts_where_it_is_told(sim, http, start):
     wanted = range(start, num_prompt) if start >= 0 else range(0)
     assert [value for value, *_ in meta["input_token_logprobs"]] == [formula(i) if i else None for i in wanted]
     assert [id_ for _, id_, _ in meta["output_token_logprobs"]] == plain["output_ids"]
-    *got, last = await stream(http, sim, NATIVE, body)
+    *_, whole = await stream(http, sim, NATIVE, body)
+    *got, last = await stream(http, sim, NATIVE, body | {"incremental_streaming_output": True})
     for key in ("input_token_logprobs", "input_top_logprobs", "output_token_logprobs", "output_top_logprobs"):
         assert [value for event in got for value in event["meta_info"][key]] == meta[key]
-        assert key not in last["meta_info"]
+        assert key not in last["meta_info"] and whole["meta_info"][key] == meta[key]
     assert "".join(event["text"] for event in got) == plain["text"]
 
 

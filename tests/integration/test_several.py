@@ -91,7 +91,7 @@ async def test_a_batch_of_generate_is_a_list_and_a_stream_tells_its_parts_apart(
     answers = await generate(**batch)
     alone = [await generate(input_ids=ids, sampling_params=params) for ids in batch["input_ids"]]
     assert [one["output_ids"] for one in answers] == [one["output_ids"] for one in alone]
-    *parts, done = await generate(**batch, stream=True)
+    *parts, done = await generate(**batch, stream=True, incremental_streaming_output=True)
     ids = [[i for part in parts if part["index"] == index for i in part["output_ids"]] for index in range(2)]
     assert ids == [one["output_ids"] for one in answers] and done == "[DONE]"
 

@@ -65,7 +65,8 @@ async def test_generate_gives_the_ids_up_to_the_one_that_completes_the_string(si
     assert plain["meta_info"]["finish_reason"] == {"type": "stop", "matched": "这是"}
     ids = plain["output_ids"]
     assert ids == whole["output_ids"][: len(ids)] and len(ids) == plain["meta_info"]["completion_tokens"]
-    *deltas, last = await stream(http, sim, NATIVE, {"text": "x", "sampling_params": params})
+    body = {"text": "x", "sampling_params": params, "incremental_streaming_output": True}
+    *deltas, last = await stream(http, sim, NATIVE, body)
     assert [i for d in deltas for i in d["output_ids"]] == ids and "".join(d["text"] for d in deltas) == plain["text"]
     assert last["meta_info"]["finish_reason"] == {"type": "stop", "matched": "这是"}
 

@@ -204,7 +204,8 @@ async def test_an_echo_leaves_even_if_nothing_was_said(client, script):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_generate_has_them_in_meta_info(client, stream):
     fields = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0, "return_text_in_logprobs": True}
-    answer = await client.post(NATIVE, {"text": "a", "stream": stream} | fields)
+    fields |= {"stream": stream, "incremental_streaming_output": True}
+    answer = await client.post(NATIVE, {"text": "a"} | fields)
     events = answer.events[:-1] if stream else [answer.json]
     parts = [e["meta_info"] for e in events if "output_token_logprobs" in e["meta_info"]]
     meta = {key: [value for part in parts for value in part[key]] for key in parts[0] if key.endswith("logprobs")}
@@ -216,6 +217,29 @@ async def test_generate_has_them_in_meta_info(client, stream):
     assert events[-1]["meta_info"]["completion_tokens"] == len(SAID)
 
 
+async def test_a_stream_that_repeats_ends_with_all_that_a_plain_answer_has(client):
+    fields = {"text": "a", "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
+    plain = (await client.post(NATIVE, fields)).json["meta_info"]
+    *events, last = (await client.post(NATIVE, fields | {"stream": True})).events[:-1]
+    for name in ("input_token_logprobs", "input_top_logprobs", "output_token_logprobs", "output_top_logprobs"):
+        assert plain[name] and last["meta_info"][name] == plain[name]
+    for meta in (event["meta_info"] for event in events):
+        assert meta["output_top_logprobs"] == plain["output_top_logprobs"][: meta["completion_tokens"]]
+        assert "input_token_logprobs" not in meta
+
+
+async def test_each_prompt_of_a_batch_may_ask_for_its_own(client):
+    texts = {"text": ["a", "b", "c"]}
+    lists = {"return_logprob": [True, False, True], "logprob_start_len": [0, -1, 2], "top_logprobs_num": [1, 0, 2]}
+    answers = (await client.post(NATIVE, texts | lists)).json
+    asked = [(job.sampling.top_logprobs, job.sampling.logprob_start) for job in client.engine.jobs]
+    assert asked == [(1, 0), (None, None), (2, 2)]
+    assert ["output_token_logprobs" in answer["meta_info"] for answer in answers] == [True, False, True]
+    assert len(answers[2]["meta_info"]["input_token_logprobs"]) == len(PROMPT_IDS) - 2
+    wrong = await client.post(NATIVE, texts | {"return_logprob": [True, False]})
+    assert wrong.status == 400 and wrong.error["param"] == "return_logprob"
+
+
 async def test_generate_names_no_text_and_none_beside_unless_asked(client):
     answer = await client.post(NATIVE, {"text": "a", "return_logprob": True})
     meta = answer.json["meta_info"]
@@ -225,7 +249,8 @@ async def test_generate_names_no_text_and_none_beside_unless_asked(client):
 
 
 async def test_a_batch_of_prompts_has_them_in_each_event(client):
-    answer = await client.post(NATIVE, {"text": ["a", "b"], "return_logprob": True, "stream": True})
+    fields = {"return_logprob": True, "stream": True, "incremental_streaming_output": True}
+    answer = await client.post(NATIVE, {"text": ["a", "b"]} | fields)
     for index in range(2):
         mine = [event for event in answer.events[:-1] if event["index"] == index]
         ids = [i for e in mine for _, i, _ in e["meta_info"].get("output_token_logprobs", [])]

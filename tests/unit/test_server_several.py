@@ -171,14 +171,17 @@ async def test_several_answers_to_one_text_are_a_list_too(client):
     assert len((await client.post("/generate", {"text": ["a"]})).json) == 1
 
 
-async def test_a_batch_in_a_stream_says_of_each_event_whose_it_is(client):
-    *events, done = (await client.post("/generate", {"text": ["a", "b"], "stream": True})).events
+@pytest.mark.parametrize("is_delta", [False, True])
+async def test_a_batch_in_a_stream_says_of_each_event_whose_it_is(client, is_delta):
+    fields = {"stream": True, "incremental_streaming_output": is_delta}
+    *events, done = (await client.post("/generate", {"text": ["a", "b"]} | fields)).events
     assert done == "[DONE]"
     for index in range(2):
         *deltas, last = [event for event in events if event["index"] == index]
-        assert "".join(delta["text"] for delta in deltas) == 'Let me think.Hello "you"\n世界'
+        texts = [delta["text"] for delta in deltas]
+        assert ("".join(texts) if is_delta else texts[-1]) == 'Let me think.Hello "you"\n世界'
         assert last["meta_info"]["finish_reason"]["type"] == "stop"
-    *alone, _ = (await client.post("/generate", {"text": "a", "stream": True})).events
+    *alone, _ = (await client.post("/generate", {"text": "a"} | fields)).events
     assert not any("index" in event for event in alone)
 
 

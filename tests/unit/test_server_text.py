@@ -1,11 +1,14 @@
 """/v1/completions and /generate: text and ids in, text and ids out."""
 
+import json
+
 import openai
 import pytest
 
 from glm53d.errors import EngineError
 from glm53d.front.job import SamplingParams
 from glm53d.ipc.records import FinishReason
+from glm53d.server.native_stream import MAX_REPEATS, SoFar
 
 TEXT, NATIVE = "/v1/completions", "/generate"
 WHOLE = 'Let me think.Hello "you"\n世界'
@@ -79,9 +82,63 @@ async def test_generate_answers_text_ids_and_latencies(client):
     assert client.engine.jobs[-1].ids.tolist() == [4, 5]
 
 
-async def test_generate_streams_deltas_with_ids_then_meta_info(client):
+async def test_a_generate_stream_repeats_all_that_was_said_and_ends_with_the_plain_answer(client):
+    plain = (await client.post(NATIVE, {"text": "a", "rid": "r"})).json
+    *events, last, done = (await client.post(NATIVE, {"text": "a", "rid": "r", "stream": True})).events
+    assert done == "[DONE]"
+    assert plain["meta_info"].pop("e2e_latency") >= 0 and last["meta_info"].pop("e2e_latency") >= 0
+    assert last == plain
+    assert [event["text"] for event in events] == [WHOLE[:7], WHOLE[:13], WHOLE[:-2], WHOLE]
+    assert [event["output_ids"] for event in events] == [plain["output_ids"][:n] for n in (2, 4, 5, 6)]
+    assert [event["meta_info"] for event in events] == [
+        {"id": "r", "finish_reason": None, "prompt_tokens": 5, "completion_tokens": n, "cached_tokens": None}
+        for n in (2, 4, 5, 6)
+    ]
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_logprob": True}], ids=str)
+async def test_sglangs_own_clients_read_a_generate_stream(client, fields):
+    """Its frontend language takes what is new of each text, its benchmark the growth of the count of tokens."""
+    answer = await client.post(NATIVE, {"text": "a", "stream": True} | fields)
+    at, said, metas, num_tokens, growth = 0, "", [], 0, []
+    for line in answer.body.decode().splitlines():
+        if not line.startswith("data:") or line == "data: [DONE]":
+            continue
+        data = json.loads(line[5:].strip("\n"))
+        new = data["text"][at:]
+        at += len(new)
+        said += new
+        metas.append(data["meta_info"])
+        growth.append(data["meta_info"]["completion_tokens"] - num_tokens)
+        num_tokens = data["meta_info"]["completion_tokens"]
+    assert said == data["text"] and said.replace("</think>", "") == WHOLE
+    assert all(meta["finish_reason"] is None for meta in metas[:-1])
+    assert metas[-1]["finish_reason"]["type"] == "stop"
+    assert sum(growth) == 6 and min(growth[:-1]) > 0
+    if fields:
+        ids = [id for _, id, _ in metas[-1]["output_token_logprobs"]]
+        assert len(ids) == 6
+        for meta in metas:
+            assert [id for _, id, _ in meta["output_token_logprobs"]] == ids[: meta["completion_tokens"]]
+
+
+def test_a_long_answer_is_repeated_less_often_than_it_grows():
+    so_far, sizes = SoFar(), []
+    for i in range(20_000):
+        so_far.add("x", [i], {})
+        if so_far.is_due:
+            event = so_far.told("r")
+            sizes.append(len(event["text"]))
+            assert len(event["output_ids"]) == event["meta_info"]["completion_tokens"] == len(event["text"])
+    assert sizes[:MAX_REPEATS] == list(range(1, MAX_REPEATS + 1))
+    assert sum(sizes) <= MAX_REPEATS * 20_000 and sizes[-1] > 20_000 * (1 - 2 / MAX_REPEATS)
+    assert so_far.whole({})["text"] == "x" * 20_000
+
+
+async def test_an_incremental_generate_stream_has_deltas_with_ids_then_meta_info(client):
     client.engine.script.reason = FinishReason.LENGTH
-    *deltas, last, done = (await client.post(NATIVE, {"text": "a", "stream": True})).events
+    fields = {"stream": True, "incremental_streaming_output": True}
+    *deltas, last, done = (await client.post(NATIVE, {"text": "a"} | fields)).events
     assert done == "[DONE]"
     assert deltas == [
         {"text": "Let me ", "output_ids": [11, 12]},
