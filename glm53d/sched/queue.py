@@ -1,10 +1,14 @@
 """Who waits, in the order of admission, and who has waited too long. [R28]
 
 The order is by a number that never changes while a request waits (policy.queue_key), so a heap holds it and nothing is
-sorted again as requests age. Entries of requests that were aborted stay until they come up, or until half are such.
+sorted again as requests age: one heap of those that may go to any rank, and one for each rank that others must go to,
+as that may be full while another has room. Entries of requests that were aborted stay until they come up, or until half
+are such.
 """
 
 import heapq
+from collections import defaultdict
+from collections.abc import Collection
 
 from glm53d.sched.req import Req, ReqState
 
@@ -13,7 +17,7 @@ class WaitingQueue:
     """Requests in state WAITING. Owned by one Scheduler."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Req]] = []
+        self._heaps: dict[int, list[tuple[tuple[int, int], Req]]] = defaultdict(list)  # by wanted rank, -1: any
         self._behind: dict[int, list[tuple[tuple[int, int], Req]]] = {}  # by the handle of whom they wait for
         self._expiries: list[tuple[int, int, Req]] = []  # (ns, arrival number, request) of those that may expire
         self._size = 0
@@ -27,7 +31,7 @@ class WaitingQueue:
         this one is released.
         """
         if behind is None:
-            heapq.heappush(self._heap, (key, req))
+            heapq.heappush(self._heaps[req.wanted_rank], (key, req))
         else:
             self._behind.setdefault(behind.handle, []).append((key, req))
         if expires_ns:
@@ -35,28 +39,36 @@ class WaitingQueue:
         self._size += 1
         self.num_tokens += req.uncached
 
-    def release(self, first: Req) -> list[Req]:
-        """Those that wait behind this one take their places in the order; who they are."""
-        released = [entry for entry in self._behind.pop(first.handle, ()) if entry[1].state is ReqState.WAITING]
-        for entry in released:
-            heapq.heappush(self._heap, entry)
-        return [req for _, req in released]
+    def release(self, first: Req, dp_rank: int) -> None:
+        """Those that wait behind this one take their places in the order. dp_rank: where they go, -1: as they want."""
+        for key, req in self._behind.pop(first.handle, ()):
+            if req.state is ReqState.WAITING:
+                if dp_rank >= 0:
+                    req.wanted_rank = dp_rank
+                heapq.heappush(self._heaps[req.wanted_rank], (key, req))
 
-    def head(self) -> Req | None:
-        """Who is next."""
-        while self._heap and self._heap[0][1].state is not ReqState.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+    def head(self, blocked: Collection[int] = ()) -> Req | None:
+        """Who is next, of those that need not go to a blocked rank."""
+        first: tuple[tuple[int, int], Req] | None = None
+        for wanted_rank, heap in self._heaps.items():
+            if wanted_rank in blocked:
+                continue
+            while heap and heap[0][1].state is not ReqState.WAITING:
+                heapq.heappop(heap)
+            if heap and (first is None or heap[0][0] < first[0]):
+                first = heap[0]
+        return first[1] if first is not None else None
 
     def remove(self, req: Req) -> None:
         """It was admitted, or is over; its state says so by now, or will before the next call."""
         self._size -= 1
         self.num_tokens -= req.uncached
-        if self._heap and req is self._heap[0][1]:
-            heapq.heappop(self._heap)
-        elif len(self._heap) > 2 * self._size + 64:
-            self._heap = [entry for entry in self._heap if entry[1] is not req and entry[1].state is ReqState.WAITING]
-            heapq.heapify(self._heap)
+        heap = self._heaps[req.wanted_rank]
+        if heap and req is heap[0][1]:
+            heapq.heappop(heap)
+        elif len(heap) > 2 * self._size + 64:
+            heap[:] = [entry for entry in heap if entry[1] is not req and entry[1].state is ReqState.WAITING]
+            heapq.heapify(heap)
         if len(self._expiries) > 2 * self._size + 64:
             self._expiries = [e for e in self._expiries if e[2] is not req and e[2].state is ReqState.WAITING]
             heapq.heapify(self._expiries)

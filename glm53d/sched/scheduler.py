@@ -168,6 +168,8 @@ class Scheduler:
             return
         size = self.limits.page_size
         hashes = req.hashes[: policy.usable_prefix(req, size)]
+        if self.limits.placement == "follow_bootstrap_room" and req.wanted_rank < 0:
+            [req.wanted_rank] = self._place(len(req.tokens), [RankLoad(0, 0, 0)] * len(self.ranks), req.turn)
         req.uncached = len(req.tokens) - size * max(rank.tree.peek(hashes) for rank in self.ranks)
         self.sessions.touch(req.session, now_ns)
         self.reqs[req.handle] = req
@@ -399,7 +401,8 @@ class Scheduler:
         for rank in self.ranks:
             for req in rank.prefilling:
                 take(req)
-        while (new := self._admit(budgets, now_ns)) is not None:
+        blocked: list[int] = []
+        while (new := self._admit(budgets, blocked, now_ns)) is not None:
             if new.state is ReqState.PREFILL:
                 take(new)
         return chunks
@@ -571,22 +574,31 @@ class Scheduler:
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, budgets: list[policy.Budget], now_ns: int) -> Req | None:
+    def _admit(self, budgets: list[policy.Budget], blocked: list[int], now_ns: int) -> Req | None:
         """Admit the request at the head of the queue if a rank has room, pages and budget for it. [R28]
 
-        Nothing overtakes the head, so a huge request is not starved by small ones. Its pages are taken whole, with one
-        page of headroom per decoding request, so that admission does not force a retraction at once. If part of its
-        prefix is in files, it leaves the queue until that is in host memory.
+        Nothing overtakes the head, so a huge request is not starved by small ones. One that must go to a certain rank
+        is at the head for that rank alone: while it waits, the rank is `blocked` for those behind it.
         """
-        if not self.slots.num_free or (req := self.waiting.head()) is None:
-            return None
+        while self.slots.num_free and (req := self.waiting.head(blocked)) is not None:
+            if self._try_admit(req, budgets, blocked, now_ns):
+                return req
+            if req.wanted_rank < 0:
+                return None
+            blocked.append(req.wanted_rank)
+        return None
+
+    def _try_admit(self, req: Req, budgets: list[policy.Budget], blocked: list[int], now_ns: int) -> bool:
+        """Its pages are taken whole, with one page of headroom per decoding request, so that admission does not force a
+        retraction at once. If part of its prefix is in files, it leaves the queue until that is in host memory.
+        """
         size = self.limits.page_size
         num_pages = policy.pages_for(len(req.tokens) + self.limits.headroom, size)
         if self._changes.num_pages + num_pages > self.limits.max_new_pages:
-            return None  # the batch has no room to say which they are
+            return False  # the batch has no room to say which they are
         usable = policy.usable_prefix(req, size)
         self._hash_up_to(req, usable)
-        for dp_rank in self._preference(req, usable):
+        for dp_rank in self._preference(req, usable, blocked):
             rank = self.ranks[dp_rank]
             num_running = len(rank.moving) + len(rank.prefilling) + len(rank.decoding)
             fits_a_step = (num_running + 1) * self.limits.decode_len <= self.limits.max_step_tokens
@@ -601,28 +613,28 @@ class Scheduler:
                     self.waiting.remove(req)
                     req.become(ReqState.FETCH)
                     self._fetching[req.handle] = req
-                    return req
+                    return True
             need = num_pages - matched
             rank.tree.lock(node)  # before evicting, or the match itself could go
             pages = self._allocate(rank, need, headroom=len(rank.decoding), at_once=False)
             if pages is None:
                 rank.tree.unlock(node)
                 if not self.tiers.room_to_save(dp_rank):
-                    return None  # it gets the rest in the next steps
+                    return False  # it gets the rest in the next steps
                 continue
             self.waiting.remove(req)
             loads = None
             if self.tiers.is_on:
                 loads = self.sources.loads(dp_rank, req.hashes[:usable], matched, req.fetch, self.step)
             self._start(req, dp_rank, node, rank.tree.pages(node), pages, loads, now_ns)
-            return req
-        return None
+            return True
+        return False
 
-    def _preference(self, req: Req, usable: int) -> list[int]:
+    def _preference(self, req: Req, usable: int, blocked: list[int]) -> list[int]:
         if req.wanted_rank >= 0:
             return [req.wanted_rank]
         if len(self.ranks) == 1:
-            return [0]
+            return [] if blocked else [0]
         size, slots = self.limits.page_size, self.slots
         session_rank = self.sessions.rank_of(req.session, req.hashes)
         cached = self.sources.cached_by_rank(req.hashes[:usable])
@@ -638,7 +650,7 @@ class Scheduler:
             )
             for rank in self.ranks
         ]
-        order = self._place(len(req.tokens), loads, req.turn)
+        order = [rank for rank in self._place(len(req.tokens), loads, req.turn) if rank not in blocked]
         if req.fetch is not None and req.fetch.dp_rank in order:
             order.remove(req.fetch.dp_rank)
             order.insert(0, req.fetch.dp_rank)
@@ -908,9 +920,7 @@ class Scheduler:
 
     def release_siblings(self, first: Req) -> None:
         """Its prompt is computed, or it is gone: the other answers to the request may run, where its pages are."""
-        for req in self.waiting.release(first):
-            if first.dp_rank >= 0:
-                req.wanted_rank = first.dp_rank
+        self.waiting.release(first, first.dp_rank)
 
     def _expire(self, now_ns: int) -> None:
         """Give up what waited too long, what has a deadline that it cannot meet any more, and what sessions keep."""

@@ -173,11 +173,12 @@ class SchedWorld:
             record = planned.encode()
             assert len(record) <= largest_batch(self.limits)
             batch = Batch.decode(record)
-        admitted = [self.key(req) for req in waiting if req.slot >= 0]
-        if admitted:
+        if admitted := [req for req in waiting if req.slot >= 0]:
             waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
-            left = [self.key(req) for req in waiting if not self.waits_for_another(req)]
-            assert max(admitted) < min(left, default=(1 << 62, 0)), "one was admitted before one that goes first"
+            first = self.first_by_rank([req for req in waiting if not self.waits_for_another(req)])
+            for req in admitted:
+                before = min(first[-1], first[req.dp_rank])
+                assert self.key(req) < before, "one was admitted before one that goes first"
         if batch is not None:
             result = self.compute(batch)
             self.free_at = max(self.now, self.free_at) + self.step_ns(batch)
@@ -237,6 +238,13 @@ class SchedWorld:
         """One of several answers whose prompt the first one has yet to compute. [R20]"""
         first = self.sched.reqs.get(int(req.head["group"]), req)
         return first is not req and not self.sched.prompt_is_computed(first)
+
+    def first_by_rank(self, waiting: list[Req]) -> dict[int, tuple[int, int]]:
+        """The key of the first that must go to each rank; of those that may go to any, at -1."""
+        first = defaultdict(lambda: (1 << 62, 0))
+        for req in waiting:
+            first[req.wanted_rank] = min(first[req.wanted_rank], self.key(req))
+        return first
 
     def key(self, req: Req) -> tuple[int, int]:
         """Its place in the queue."""
