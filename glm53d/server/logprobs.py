@@ -98,7 +98,7 @@ class Legacy:
     def __init__(self, names: TokenNames):
         self.names = names
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0
+        self.num_chars = 0  # of the text of all tokens so far
 
     def of(self, tokens: Sequence[TokenLogprob]) -> dict[str, Json]:
         """text_offset is in characters; in the middle of one, where that begins."""
@@ -116,8 +116,8 @@ class Legacy:
         return {self.names.text(id): logprob for id, logprob in [*token.top, (token.id, token.logprob)]}
 
     def _offset(self, token: TokenLogprob) -> int:
-        at = self._num_chars
-        self._num_chars += len(self._decoder.decode(self.names.adds(token)))
+        at = self.num_chars
+        self.num_chars += len(self._decoder.decode(self.names.adds(token)))
         return at
 
 

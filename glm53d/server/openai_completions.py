@@ -2,7 +2,7 @@
 
 A request may have several prompts, with n answers to each: the choice at index i * n + j is answer j to prompt i.
 With `echo` its text begins with the prompt; with `logprobs` too, so do the lists of `logprobs`.
-A stream, in order: chunks with `text`, one with `finish_reason`, one with `usage` if asked for, [DONE].
+A stream, in order: chunks with `text` (an echo with logprobs in parts, as these come), one with `finish_reason`, one with `usage` if asked for, [DONE].
 """
 
 import time
@@ -77,9 +77,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
     choices: list[_Choice] = []
     for i, (at, raw) in enumerate(prompts):
         text, ids = _prompt(raw, at, engine)
+        job = replace(base, text=text, ids=ids)
+        echo = _echo(job, engine) if req.echo else ""
         for j in range(n):
             chunks = Chunks(id, "text_completion", created, model, req.with_usage, i * n + j)
-            choices.append(_Choice(req, replace(base, text=text, ids=ids), chunks, j, engine))
+            choices.append(_Choice(req, job, chunks, j, echo, engine))
     if req.stream:
         return await exchange.streamed_all(
             request,
@@ -96,10 +98,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
 class _Choice:
     """One answer, the j-th to its prompt: what runs, its chunks in a stream, its part of a plain answer."""
 
-    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks, j: int, engine: Engine):
+    def __init__(self, req: CompletionBody, base: Job, chunks: Chunks, j: int, echo: str, engine: Engine):
         self.chunks = chunks
-        self._echo = _echo(base, engine) if req.echo else ""
-        self._prompt: list[TokenLogprob] = []  # of the echo, until it leaves
+        self._echo = echo
+        self._num_echoed = 0  # characters of it that have left, in a stream with logprobs
         self._logprobs: Legacy | None = None
         self._tokens = Tokens()
         if base.sampling.top_logprobs is not None:
@@ -124,27 +126,36 @@ class _Choice:
         return self._chunk(self._echo, None) if self._echo and self._logprobs is None else b""
 
     def _frame(self, _: bytes, pieces: Pieces) -> bytes:
+        """Chunks with logprobs: the echo in parts, as its tokens come, then what is said."""
         assert self._logprobs is not None
         texts: list[str] = []
+        prompt: list[TokenLogprob] = []
         tokens: list[TokenLogprob] = []
         for said, by in self._tokens.feed(pieces):
             texts += [piece if isinstance(piece, str) else self._logprobs.names.text(piece) for piece in said]
-            self._prompt += [token for token in by if token.is_prompt]
+            prompt += [token for token in by if token.is_prompt]
             tokens += [token for token in by if not token.is_prompt]
-        return self._asked("".join(texts), tokens, self._logprobs) if tokens else b""
+        events = b""
+        if prompt:
+            asked = self._logprobs.of(prompt)
+            events += self._chunk(self._echoed(self._logprobs.num_chars), asked)
+        if tokens:
+            events += self._chunk(self._echoed(None) + "".join(texts), self._logprobs.of(tokens))
+        return events
 
-    def _asked(self, text: str, tokens: list[TokenLogprob], logprobs: Legacy) -> bytes:
-        """A chunk with logprobs; the first one has the echo too."""
-        text, tokens = self._echo + text, self._prompt + tokens
-        self._echo, self._prompt = "", []
-        return self._chunk(text, logprobs.of(tokens))
+    def _echoed(self, end: int | None) -> str:
+        """The next part of the echo, up to there or all of it."""
+        part = self._echo[self._num_echoed : end]
+        self._num_echoed += len(part)
+        return part
 
     def _chunk(self, text: str, logprobs: Json) -> bytes:
         fields = {"text": text, "logprobs": logprobs, "finish_reason": None}
         return self.chunks.choice(body.encode(fields)[1:-1])
 
     def _last(self, finish: Finish) -> bytes:
-        echo = self._asked("", [], self._logprobs) if self._logprobs is not None and self._echo else b""
+        rest = self._echoed(None) if self._logprobs is not None else ""  # none was said
+        echo = self._chunk(rest, None) if rest else b""
         return echo + self.chunks.finish(b'"text":"","logprobs":null', self.job, finish)
 
     async def plain(self, finish: Finish) -> dict[str, Json]:

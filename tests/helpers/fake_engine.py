@@ -79,7 +79,9 @@ class FakeStream:
         self.write = write
         self._make = frame or self._make
         if self.job.sampling.top_logprobs is not None:
-            self._send(b"", self._prompt_logprobs())
+            tokens = self._prompt_logprobs()
+            for part in filter(None, (tokens[:2], tokens[2:])):  # a long prompt's come with each step
+                self._send(b"", part)
         for phase, text, ids in self._engine.script.pieces:
             if self.job.sampling.top_logprobs is not None:
                 said = [i for i in ids if i != THINK_END] if isinstance(text, str) else [text]

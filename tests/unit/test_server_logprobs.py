@@ -6,6 +6,7 @@ import pytest
 
 from glm53d._native import TokenLogprob
 from glm53d.ipc.records import FinishReason
+from glm53d.server import openai_completions
 from glm53d.server.logprobs import PART, Legacy, MessageTokens, Native, TokenNames, in_parts
 from tests.helpers.fake_engine import ADDED, END_OF_TURN, PROMPT_IDS, THINK_END, TOKENS, Script, logprob_of
 
@@ -187,6 +188,8 @@ async def test_an_echo_begins_the_text_and_the_lists_with_the_prompt(client, str
         assert lists["token_logprobs"][:2] == [None, -PROMPT_IDS[1] / 8]
         assert lists["top_logprobs"][0] is None
         assert lists["text_offset"][:6] == [0, 4, 8, 12, 16, 20]
+        if stream:  # as its logprobs come, not all in one go
+            assert [c["text"] for c in choices[:2]] == [prompt[:8], prompt[8:]]
 
 
 async def test_a_prompt_of_ids_is_echoed_as_their_text(client):
@@ -197,8 +200,17 @@ async def test_a_prompt_of_ids_is_echoed_as_their_text(client):
 async def test_an_echo_leaves_even_if_nothing_was_said(client, script):
     script.pieces, script.reason = [], FinishReason.LENGTH
     answer = await client.post(TEXT, {"prompt": "ab", "echo": True, "logprobs": 0, "stream": True})
-    first, last = (event["choices"][0] for event in answer.events[:-1])
-    assert (first["text"], len(first["logprobs"]["tokens"]), last["finish_reason"]) == ("ab", 5, "length")
+    *parts, last = (event["choices"][0] for event in answer.events[:-1])
+    assert "".join(part["text"] for part in parts) == "ab" and last["finish_reason"] == "length"
+    assert len(joined([part["logprobs"] for part in parts])["tokens"]) == 5
+
+
+async def test_the_echo_of_a_prompt_is_made_once_for_all_its_answers(client, monkeypatch):
+    made = []
+    make = openai_completions._echo
+    monkeypatch.setattr(openai_completions, "_echo", lambda *args: made.append(1) or make(*args))
+    await client.post(TEXT, {"prompt": ["a", [11, 12]], "n": 3, "echo": True})
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
