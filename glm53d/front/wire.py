@@ -20,6 +20,7 @@ from glm53d.ipc.records import (
     OUTPUT,
     PROBE,
     SKIP_SPECIAL,
+    STOP_BEFORE_CALLS,
     STOP_IN_CONTENT,
     THINKING_FORCED,
     FinishReason,
@@ -185,6 +186,7 @@ def _flags(job: Job, helper_max_tokens: int) -> int:
         NO_STOP_TRIM: job.sampling.no_stop_trim,
         SKIP_SPECIAL: job.out.skip_special_tokens,
         STOP_IN_CONTENT: job.out.starts_in_reasoning,
+        STOP_BEFORE_CALLS: bool(job.out.python_ids),
         ONLY_BIASED: bool(sampling.allowed_ids),
         HELPER: chat is not None and not chat.tools and is_small and not sampling.priority,
     }

@@ -31,6 +31,7 @@ from glm53d.ipc.records import (
     PROBE,
     ROW_SAMPLE,
     SKIP_SPECIAL,
+    STOP_BEFORE_CALLS,
     STOP_IN_CONTENT,
     FinishReason,
     GrammarKind,
@@ -131,7 +132,7 @@ class Scheduler:
         self._place = POLICIES[limits.placement]
         self.slots = Slots(limits.max_running, limits.page_size)
         self.log = TokenLog(limits.max_running)  # what running requests have put out since admission
-        self.stops = StopTable(limits.max_running, vocab, limits.think_end)
+        self.stops = StopTable(limits.max_running, vocab, limits.think_end, limits.call_begin)
         self.reqs: dict[int, Req] = {}  # by handle: waiting and running
         self.waiting = WaitingQueue()
         self.throttle = Throttle(self.slots, self.log)
@@ -749,7 +750,8 @@ class Scheduler:
         flags = req.head["flags"]
         self.slots.out_heads[req.slot]["held_bytes"] = self.stops.open(
             req.slot, req.stop_strings, req.tokens[req.num_prompt_ids :], skip_special=bool(flags & SKIP_SPECIAL),
-            in_content=bool(flags & STOP_IN_CONTENT), keep_match=bool(flags & NO_STOP_TRIM),
+            in_content=bool(flags & STOP_IN_CONTENT), before_calls=bool(flags & STOP_BEFORE_CALLS),
+            keep_match=bool(flags & NO_STOP_TRIM),
         )  # fmt: skip
 
     def _max_output(self, req: Req) -> int:

@@ -79,7 +79,7 @@ static void sixteen_strings_of_a_thousand_equal_bytes_are_found_in_linear_time()
   CHECK(matcher.feed("q") == 1 && matcher.matched() == 15);
 }
 
-// 0 "ab"   1 "c"   2 <special> "S"   3 </think>   4 no bytes   5 "xcdy"
+// 0 "ab"   1 "c"   2 <special> "S"   3 </think>   4 no bytes   5 "xcdy"   6 <c>, which begins a call
 static ByteVocab vocab() {
   ByteVocab v;
   v.add("ab", false);
@@ -88,12 +88,13 @@ static ByteVocab vocab() {
   v.add("</think>", false);
   v.add("", false);
   v.add("xcdy", false);
+  v.add("<c>", false);
   return v;
 }
 
 static StopTable::Fed feed(std::vector<std::string_view> stops, StopTable::Spec spec, std::vector<int32_t> ids) {
   const ByteVocab v = vocab();
-  StopTable table(2, v, 3);
+  StopTable table(2, v, 3, 6);
   table.open(1, stops, spec);
   return table.feed(1, ids);
 }
@@ -103,29 +104,37 @@ static bool is(StopTable::Fed fed, int32_t num_ids, int32_t matched, int32_t hel
 }
 
 static void a_row_ends_at_the_id_that_completes_a_string() {
-  CHECK(is(feed({"bc"}, {true, false, false}, {0, 1, 0, 1}), 2, 0, 2));
-  CHECK(is(feed({"bc"}, {true, false, false}, {0, 4, 99, -1, 1, 0}), 5, 0, 2));  // ids without bytes part nothing
-  CHECK(is(feed({"zz", "bca"}, {true, false, false}, {0, 1}), 2, -1, 2));
+  CHECK(is(feed({"bc"}, {true, false, false, false}, {0, 1, 0, 1}), 2, 0, 2));
+  CHECK(is(feed({"bc"}, {true, false, false, false}, {0, 4, 99, -1, 1, 0}), 5, 0, 2));  // ids without bytes part nothing
+  CHECK(is(feed({"zz", "bca"}, {true, false, false, false}, {0, 1}), 2, -1, 2));
 }
 
 static void what_is_behind_a_match_is_cut_off_and_the_match_unless_it_is_kept() {
-  CHECK(is(feed({"c"}, {true, false, false}, {0, 5}), 2, 0, 3));
-  CHECK(is(feed({"c"}, {true, false, true}, {0, 5}), 2, 0, 2));
-  CHECK(is(feed({"y"}, {true, false, true}, {0, 5}), 2, 0, 0));
+  CHECK(is(feed({"c"}, {true, false, false, false}, {0, 5}), 2, 0, 3));
+  CHECK(is(feed({"c"}, {true, false, false, true}, {0, 5}), 2, 0, 2));
+  CHECK(is(feed({"y"}, {true, false, false, true}, {0, 5}), 2, 0, 0));
 }
 
 static void special_tokens_have_bytes_only_when_they_show() {
-  CHECK(is(feed({"bc"}, {true, false, false}, {0, 2, 1}), 3, 0, 2));
-  CHECK(is(feed({"bS"}, {false, false, false}, {0, 2, 1}), 2, 0, 2));
-  CHECK(is(feed({"bS"}, {true, false, false}, {0, 2, 1}), 3, -1, 0));
+  CHECK(is(feed({"bc"}, {true, false, false, false}, {0, 2, 1}), 3, 0, 2));
+  CHECK(is(feed({"bS"}, {false, false, false, false}, {0, 2, 1}), 2, 0, 2));
+  CHECK(is(feed({"bS"}, {true, false, false, false}, {0, 2, 1}), 3, -1, 0));
 }
 
 static void in_content_looks_behind_the_first_end_of_reasoning_only() {
-  CHECK(is(feed({"c", ">c"}, {true, true, false}, {1, 3, 0, 1}), 4, 0, 1));
-  CHECK(is(feed({"c"}, {true, true, false}, {1, 1}), 2, -1, 0));
-  CHECK(is(feed({"think>c"}, {true, true, false}, {3, 1}), 2, -1, 0));     // that end has no bytes itself,
-  CHECK(is(feed({"think>c"}, {true, true, false}, {3, 3, 1}), 3, 0, 7));   // a second one is text
-  CHECK(is(feed({"think>c"}, {true, false, false}, {3, 1}), 2, 0, 7));
+  CHECK(is(feed({"c", ">c"}, {true, true, false, false}, {1, 3, 0, 1}), 4, 0, 1));
+  CHECK(is(feed({"c"}, {true, true, false, false}, {1, 1}), 2, -1, 0));
+  CHECK(is(feed({"think>c"}, {true, true, false, false}, {3, 1}), 2, -1, 0));    // that end has no bytes itself,
+  CHECK(is(feed({"think>c"}, {true, true, false, false}, {3, 3, 1}), 3, 0, 7));  // a second one is text
+  CHECK(is(feed({"think>c"}, {true, false, false, false}, {3, 1}), 2, 0, 7));
+}
+
+static void before_calls_looks_at_nothing_from_the_first_call_on() {
+  CHECK(is(feed({"c"}, {true, true, true, false}, {3, 0, 6, 1}), 4, -1, 0));
+  CHECK(is(feed({"bc"}, {true, true, true, false}, {3, 0, 6}), 3, -1, 0));   // nothing is held any more
+  CHECK(is(feed({"c"}, {true, true, true, false}, {6, 3, 1}), 3, -1, 0));    // it may begin in the reasoning
+  CHECK(is(feed({"c"}, {true, false, true, false}, {0, 1, 6}), 2, 0, 1));
+  CHECK(is(feed({"<c>"}, {true, true, false, false}, {3, 6}), 2, 0, 3));    // text where nobody reads calls
 }
 
 int main() {
@@ -135,4 +144,5 @@ int main() {
   what_is_behind_a_match_is_cut_off_and_the_match_unless_it_is_kept();
   special_tokens_have_bytes_only_when_they_show();
   in_content_looks_behind_the_first_end_of_reasoning_only();
+  before_calls_looks_at_nothing_from_the_first_call_on();
 }

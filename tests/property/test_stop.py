@@ -73,9 +73,10 @@ def test_a_stream_is_the_whole_text_cut_at_the_first_match(tokens, stops, steps,
     think_end = len(tokens)
     vocab = ByteVocab([*tokens, b"</think>"], [False] * (think_end + 1))
     wanted = [stop.encode() for stop in stops]
-    table = StopTable(1, vocab, think_end)
+    table = StopTable(1, vocab, think_end, -1)
     none, slot = np.empty(0, np.int32), np.zeros(1, np.int32)
-    assert table.open(0, wanted, none, skip_special=True, in_content=in_content, keep_match=keep_match) == 0
+    shows = {"skip_special": True, "in_content": in_content, "before_calls": False, "keep_match": keep_match}
+    assert table.open(0, wanted, none, **shows) == 0
 
     records, said, matched = [], [], -1
     for ids in steps:

@@ -7,11 +7,12 @@ import pytest
 
 from glm53d._native import ByteVocab, StopTable
 from glm53d.ipc.batch import StepResult
-from glm53d.ipc.records import NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, FinishReason
+from glm53d.ipc.records import NO_STOP_TRIM, SKIP_SPECIAL, STOP_BEFORE_CALLS, STOP_IN_CONTENT, FinishReason
 from glm53d.sched import results
 from tests.helpers.sched_world import SchedWorld, generate_record
 
 TOKENS = [b"<eos>", b"\nUser", b":", b"Hi", b" there", b"r: x", b"</think>"]
+ALL_TEXT = {"skip_special": False, "in_content": False, "before_calls": False, "keep_match": False}
 EOS, USER, COLON, HI, THERE, R_X, THINK_END = range(7)
 
 
@@ -105,11 +106,22 @@ def test_a_chat_is_looked_at_behind_its_thinking_only():
     assert finish_of(run(world))[2:] == (0, len("Hi")) and world.received[1] == [HI, THINK_END, THERE, HI]
 
 
+def test_where_calls_are_read_a_call_is_never_cut_by_a_stop_string():
+    """Neither one that the content goes on to, nor one in the thinking, which it ends."""
+    for said in ([THINK_END, HI, USER, R_X, HI, COLON], [HI, R_X, USER, COLON]):
+        world = make_world([*said, EOS], call_begin=R_X)
+        world.send(1, [HI], 20, stop=("\nUser:", "x", ": ", "HiHi"), flags=STOP_IN_CONTENT | STOP_BEFORE_CALLS)
+        assert finish_of(run(world)) == (FinishReason.STOP, EOS, -1, 0) and world.received[1] == [*said, EOS]
+        world = make_world([*said, EOS], call_begin=R_X)
+        world.send(1, [HI], 20, stop=("r: x",))
+        assert finish_of(run(world))[2:] == (0, len("r: x"))
+
+
 def test_special_tokens_are_text_only_when_main_shows_them():
     tokens = ByteVocab([b"a", b"S", b"b"], [False, True, False])
     for skip, count in ((True, 3), (False, 2)):
-        table = StopTable(1, tokens, -1)
-        table.open(0, [b"ab", b"S"], np.empty(0, np.int32), skip_special=skip, in_content=False, keep_match=False)
+        table = StopTable(1, tokens, -1, -1)
+        table.open(0, [b"ab", b"S"], np.empty(0, np.int32), **ALL_TEXT | {"skip_special": skip})
         fed = table.feed(np.zeros(1, np.int32), np.array([3], np.int32), np.array([[0, 1, 2]], np.int32))
         assert fed[0].tolist() == [count, 0 if skip else 1, 2 if skip else 1]
 
@@ -173,8 +185,8 @@ def test_an_abort_lets_go_of_what_was_held():
 
 def test_wrong_arguments_are_refused():
     none, zero, one = np.empty(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
-    table = StopTable(2, ByteVocab([b"a"], [False]), -1)
-    table.open(0, [b"aa"], none, skip_special=False, in_content=False, keep_match=False)
+    table = StopTable(2, ByteVocab([b"a"], [False]), -1, -1)
+    table.open(0, [b"aa"], none, **ALL_TEXT)
     for wrong in (
         (one, one, one[None, :]),
         (zero, one + 1, one[None, :]),
@@ -186,6 +198,6 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(IndexError):
         table.close(2)
     with pytest.raises(ValueError, match="empty"):
-        table.open(1, [b"a", b""], none, skip_special=False, in_content=False, keep_match=False)
+        table.open(1, [b"a", b""], none, **ALL_TEXT)
     with pytest.raises(ValueError, match="already"):
-        table.open(1, [b"aa"], np.zeros(2, np.int32), skip_special=False, in_content=False, keep_match=False)
+        table.open(1, [b"aa"], np.zeros(2, np.int32), **ALL_TEXT)

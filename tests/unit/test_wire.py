@@ -11,7 +11,7 @@ from glm53d.front.health import Waiting
 from glm53d.front.job import Job, OutSpec, Routing, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import generate_record, read_finish
-from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, FinishReason, GrammarKind
+from glm53d.ipc.records import GENERATE, HELPER, OUTPUT, STOP_BEFORE_CALLS, FinishReason, GrammarKind
 from glm53d.sched.req import Req
 from glm53d.server.openai_common import usage_object
 
@@ -54,6 +54,12 @@ def test_a_share_of_a_chats_tokens_is_for_the_answer(chats, sampling, budget):
     job = Job("r", 0, text="hi", sampling=sampling, out=OutSpec(starts_in_reasoning=chats))
     assert head_of(job, config)["thinking_budget"] == budget
     assert head_of(job)["thinking_budget"] == (sampling.thinking_budget or -1)
+
+
+def test_stop_strings_leave_calls_alone_where_main_reads_them():
+    for ids in ((7,), ()):
+        job = Job("r", 0, text="hi", out=OutSpec(starts_in_reasoning=True, python_ids=ids))
+        assert bool(head_of(job)["flags"] & STOP_BEFORE_CALLS) is bool(ids)
 
 
 def test_a_raw_prompt_is_no_helper():

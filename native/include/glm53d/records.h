@@ -53,10 +53,11 @@ enum class MoveKind : int32_t {
   kDrop = 6,   // the file goes; by one rank of the group, behind what it stored before
 };
 
-// GenerateRecord.flags. The last three say how main makes text of the ids, and so what stop strings are looked for in:
-// with the one that matched, without special tokens, what is behind the end of reasoning only.
+// GenerateRecord.flags. kNoStopTrim and those behind it say how main makes text of the ids, and so what stop strings are
+// looked for in: with the one that matched, without special tokens, only what is behind the end of reasoning, and only
+// what is before the first call.
 inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8, kSkipSpecial = 16,
-                          kStopInContent = 32;
+                          kStopInContent = 32, kStopBeforeCalls = 256;
 // A small request beside an agent's main one, such as its title: it goes behind others.
 inline constexpr uint32_t kHelper = 64;
 // Only ids that logit_bias names are sampled.

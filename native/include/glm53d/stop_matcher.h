@@ -36,6 +36,8 @@ class StopMatcher {
     return bytes.size();
   }
 
+  void restart() noexcept { state_ = 0; }  // as at the beginning of a text
+
   int32_t matched() const noexcept { return nodes_[state_].stop; }           // index of the string, -1: none
   size_t match_bytes() const noexcept { return nodes_[state_].stop_bytes; }  // its length
   size_t held_bytes() const noexcept { return nodes_[state_].depth; }        // that many at the end may become a match
@@ -108,13 +110,14 @@ class StopMatcher {
 // The matchers of the requests that run, by slot. Owned by the scheduler, one thread. The vocabulary must outlive it.
 class StopTable {
  public:
-  StopTable(size_t max_slots, const ByteVocab& vocab, int32_t end_reasoning_id)
-      : vocab_(&vocab), end_reasoning_id_(end_reasoning_id), slots_(max_slots) {}
+  StopTable(size_t max_slots, const ByteVocab& vocab, int32_t end_reasoning_id, int32_t call_begin_id)
+      : vocab_(&vocab), end_reasoning_id_(end_reasoning_id), call_begin_id_(call_begin_id), slots_(max_slots) {}
 
   // As the request's text is made: main's OutSpec has the same.
   struct Spec {
     bool skip_special;   // special tokens have no bytes
     bool in_content;     // the text begins behind the first end_reasoning_id
+    bool before_calls;   // it ends before the first call_begin_id
     bool keep_match;     // what matches is part of the text
   };
   // What became of a row's ids. A match ends the row at the id that completes it.
@@ -128,18 +131,22 @@ class StopTable {
   bool is_open(size_t slot) const noexcept { return slots_[slot].has_value(); }
 
   void open(size_t slot, std::span<const std::string_view> stops, Spec spec) {
-    slots_[slot].emplace(Slot{StopMatcher(stops), spec, spec.in_content});
+    slots_[slot].emplace(Slot{StopMatcher(stops), spec, spec.in_content ? Part::kReasoning : Part::kText});
   }
   void close(size_t slot) noexcept { slots_[slot].reset(); }
 
   Fed feed(size_t slot, std::span<const int32_t> ids) noexcept {
     Slot& s = *slots_[slot];
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (s.in_reasoning) {
-        s.in_reasoning = ids[i] != end_reasoning_id_;
+      if (s.spec.before_calls && ids[i] == call_begin_id_) {
+        s.part = Part::kCalls;
+        s.matcher.restart();
+      }
+      if (s.part == Part::kReasoning && ids[i] == end_reasoning_id_) {
+        s.part = Part::kText;
         continue;
       }
-      if (!vocab_->contains(ids[i])) continue;
+      if (s.part != Part::kText || !vocab_->contains(ids[i])) continue;
       const std::string_view bytes = vocab_->bytes(ids[i], s.spec.skip_special);
       const size_t behind = bytes.size() - s.matcher.feed(bytes);
       if (s.matcher.matched() < 0) continue;
@@ -150,13 +157,14 @@ class StopTable {
   }
 
  private:
+  enum class Part { kReasoning, kText, kCalls };  // strings are looked for in the text alone
   struct Slot {
     StopMatcher matcher;
     Spec spec;
-    bool in_reasoning;
+    Part part;
   };
   const ByteVocab* vocab_;
-  const int32_t end_reasoning_id_;
+  const int32_t end_reasoning_id_, call_begin_id_;
   std::vector<std::optional<Slot>> slots_;
 };
 
