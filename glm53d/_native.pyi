@@ -508,12 +508,13 @@ class StopTable:
 
     def __init__(self, max_slots: int, vocab: ByteVocab, end_reasoning_id: int, call_begin_id: int) -> None: ...
 
-    def open(self, slot: int, stops: Sequence[bytes], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], skip_special: bool, in_content: bool, before_calls: bool, keep_match: bool) -> int:
+    def open(self, slot: int, stops: Sequence[bytes], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], skip_special: bool, in_content: bool, before_calls: bool, keep_match: bool, min_ids: int = 0) -> int:
         """
         A request takes the slot, having put out ids; its held_bytes. ValueError when they have a stop string already.
 
         stops: bytes, none empty. in_content: what is before the first end_reasoning_id is not looked at. before_calls:
         nor what is from the first call_begin_id on. keep_match: what matches is shown; what is behind it never is.
+        min_ids: the id that completes a string is this one, from 1 on, or a later one.
         """
 
     def feed(self, slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None, 3))]:

@@ -751,7 +751,7 @@ class Scheduler:
         self.slots.out_heads[req.slot]["held_bytes"] = self.stops.open(
             req.slot, req.stop_strings, req.tokens[req.num_prompt_ids :], skip_special=bool(flags & SKIP_SPECIAL),
             in_content=bool(flags & STOP_IN_CONTENT), before_calls=bool(flags & STOP_BEFORE_CALLS),
-            keep_match=bool(flags & NO_STOP_TRIM),
+            keep_match=bool(flags & NO_STOP_TRIM), min_ids=int(req.head["min_new_tokens"]),
         )  # fmt: skip
 
     def _max_output(self, req: Req) -> int:

@@ -105,14 +105,14 @@ nb::tuple advance(TokenLog& log, const Array1<int32_t>& slots, const Array1<int3
 }
 
 int32_t open_stops(StopTable& table, int64_t slot, const std::vector<nb::bytes>& stops, const Array1<int32_t>& ids,
-                   bool skip_special, bool in_content, bool before_calls, bool keep_match) {
+                   bool skip_special, bool in_content, bool before_calls, bool keep_match, uint32_t min_ids) {
   check_slot(table, slot);
   std::vector<std::string_view> strings;
   for (const nb::bytes& stop : stops) {
     if (stop.size() == 0) throw nb::value_error("a stop string is empty");
     strings.emplace_back(stop.c_str(), stop.size());
   }
-  table.open(slot, strings, {skip_special, in_content, before_calls, keep_match});
+  table.open(slot, strings, {skip_special, in_content, before_calls, keep_match, min_ids});
   const StopTable::Fed fed = table.feed(slot, view(ids));
   if (fed.matched >= 0) throw nb::value_error("what was put out has a stop string already");
   return fed.held_bytes;
@@ -200,10 +200,11 @@ void bind_sched(nb::module_& m) {
       .def(nb::init<size_t, const ByteVocab&, int32_t, int32_t>(), nb::arg("max_slots"), nb::arg("vocab"),
            nb::arg("end_reasoning_id"), nb::arg("call_begin_id"), nb::keep_alive<1, 3>())
       .def("open", &open_stops, nb::arg("slot"), nb::arg("stops"), nb::arg("ids").noconvert(), nb::arg("skip_special"),
-           nb::arg("in_content"), nb::arg("before_calls"), nb::arg("keep_match"),
+           nb::arg("in_content"), nb::arg("before_calls"), nb::arg("keep_match"), nb::arg("min_ids") = 0,
            "A request takes the slot, having put out ids; its held_bytes. ValueError when they have a stop string already.\n\n"
            "stops: bytes, none empty. in_content: what is before the first end_reasoning_id is not looked at. before_calls:\n"
-           "nor what is from the first call_begin_id on. keep_match: what matches is shown; what is behind it never is.")
+           "nor what is from the first call_begin_id on. keep_match: what matches is shown; what is behind it never is.\n"
+           "min_ids: the id that completes a string is this one, from 1 on, or a later one.")
       .def("feed", &feed_stops, nb::arg("slots").noconvert(), nb::arg("counts").noconvert(), nb::arg("ids").noconvert(),
            "One step's tokens, ids[i, :counts[i]] of slots[i], each open: int32 [n, 3] of (count, matched, held_bytes).\n\n"
            "count: the tokens up to the one that completes a stop string, matched its index; else all, and -1. held_bytes:\n"

@@ -137,6 +137,13 @@ static void before_calls_looks_at_nothing_from_the_first_call_on() {
   CHECK(is(feed({"<c>"}, {true, true, false, false}, {3, 6}), 2, 0, 3));    // text where nobody reads calls
 }
 
+static void no_id_before_the_least_number_completes_a_string() {
+  CHECK(is(feed({"c"}, {true, false, false, false, 3}, {1, 0, 1, 1}), 3, 0, 1));
+  CHECK(is(feed({"bc"}, {true, false, false, false, 2}, {0, 1}), 2, 0, 2));          // it may begin before
+  CHECK(is(feed({"c"}, {true, false, false, false, 2}, {1, 4, 0}), 3, -1, 0));       // an id without bytes completes nothing
+  CHECK(is(feed({"c", "abcab"}, {true, false, false, false, 4}, {0, 1, 4, 0}), 4, 1, 5));
+}
+
 int main() {
   every_byte_finds_and_holds_what_the_whole_text_says();
   sixteen_strings_of_a_thousand_equal_bytes_are_found_in_linear_time();
@@ -145,4 +152,5 @@ int main() {
   special_tokens_have_bytes_only_when_they_show();
   in_content_looks_behind_the_first_end_of_reasoning_only();
   before_calls_looks_at_nothing_from_the_first_call_on();
+  no_id_before_the_least_number_completes_a_string();
 }

@@ -117,6 +117,18 @@ def test_where_calls_are_read_a_call_is_never_cut_by_a_stop_string():
         assert finish_of(run(world))[2:] == (0, len("r: x"))
 
 
+@pytest.mark.parametrize(("least", "count"), [(0, 3), (3, 3), (4, 6), (6, 6)])
+def test_no_stop_string_ends_a_request_before_its_min_new_tokens(least, count):
+    """The token that completes one may be the last of them; what it completes may begin before."""
+    said = [HI, USER, COLON, HI, USER, COLON]
+    for output in ([], said[:2]):  # also of a request that is resumed
+        world = make_world(said[len(output) :])
+        record = generate_record(1, [HI], 20, output=output, stop=("\nUser:",), min_new_tokens=least)
+        world.receive(1, [HI], output, record)
+        assert finish_of(run(world)) == (FinishReason.STOP, -1, 0, len("\nUser:"))
+        assert world.received[1] == said[:count]
+
+
 def test_special_tokens_are_text_only_when_main_shows_them():
     tokens = ByteVocab([b"a", b"S", b"b"], [False, True, False])
     for skip, count in ((True, 3), (False, 2)):

@@ -36,6 +36,10 @@ class StopMatcher {
     return bytes.size();
   }
 
+  // The next bytes, which complete no string.
+  void pass(std::string_view bytes) noexcept {
+    for (const char c : bytes) state_ = next(state_, static_cast<uint8_t>(c));
+  }
   void restart() noexcept { state_ = 0; }  // as at the beginning of a text
 
   int32_t matched() const noexcept { return nodes_[state_].stop; }           // index of the string, -1: none
@@ -119,6 +123,7 @@ class StopTable {
     bool in_content;     // the text begins behind the first end_reasoning_id
     bool before_calls;   // it ends before the first call_begin_id
     bool keep_match;     // what matches is part of the text
+    uint32_t min_ids = 0;  // an id before this one, from 1 on, completes nothing
   };
   // What became of a row's ids. A match ends the row at the id that completes it.
   struct Fed {
@@ -131,13 +136,14 @@ class StopTable {
   bool is_open(size_t slot) const noexcept { return slots_[slot].has_value(); }
 
   void open(size_t slot, std::span<const std::string_view> stops, Spec spec) {
-    slots_[slot].emplace(Slot{StopMatcher(stops), spec, spec.in_content ? Part::kReasoning : Part::kText});
+    slots_[slot].emplace(Slot{StopMatcher(stops), spec, spec.in_content ? Part::kReasoning : Part::kText, 0});
   }
   void close(size_t slot) noexcept { slots_[slot].reset(); }
 
   Fed feed(size_t slot, std::span<const int32_t> ids) noexcept {
     Slot& s = *slots_[slot];
     for (size_t i = 0; i < ids.size(); ++i) {
+      ++s.num_ids;
       if (s.spec.before_calls && ids[i] == call_begin_id_) {
         s.part = Part::kCalls;
         s.matcher.restart();
@@ -148,6 +154,11 @@ class StopTable {
       }
       if (s.part != Part::kText || !vocab_->contains(ids[i])) continue;
       const std::string_view bytes = vocab_->bytes(ids[i], s.spec.skip_special);
+      if (bytes.empty()) continue;  // behind a string that was passed it would complete that
+      if (s.num_ids < s.spec.min_ids) {
+        s.matcher.pass(bytes);
+        continue;
+      }
       const size_t behind = bytes.size() - s.matcher.feed(bytes);
       if (s.matcher.matched() < 0) continue;
       const size_t match = s.spec.keep_match ? 0 : s.matcher.match_bytes();
@@ -162,6 +173,7 @@ class StopTable {
     StopMatcher matcher;
     Spec spec;
     Part part;
+    uint32_t num_ids;
   };
   const ByteVocab* vocab_;
   const int32_t end_reasoning_id_, call_begin_id_;
