@@ -72,7 +72,7 @@ def generate_record(
         grammar_kind=_grammar_kind(sampling),
         rid_bytes=len(rid),
         flags=_flags(job, config.scheduler.helper_max_tokens),
-        max_new_tokens=min(room, sampling.max_new_tokens or room),
+        max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
         min_new_tokens=sampling.min_new_tokens,
         stream_interval=config.output.stream_interval if job.out.is_streamed else config.output.plain_interval,
         priority=sampling.priority,

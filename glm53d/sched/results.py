@@ -76,7 +76,7 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     if sched.limits.num_draft_tokens:
         # Drafts that were refused or cut off are computed for nothing.
         slots.prefix_len[slot] = slots.computed_len[slot] = slots.seq_len[slot] - 1
-        slots.out_heads["num_accepted"][slot] += (counts - 1).astype(np.uint32)
+        slots.out_heads["num_accepted"][slot] += np.maximum(counts - 1, 0).astype(np.uint32)  # none: nothing is wanted
     if slots.num_with_grammar:
         _follow_grammars(sched, slot, ids, counts, verdict, thought)
     if len(forced) or len(thought):

@@ -30,7 +30,7 @@ from glm53d.server.openai_common import sampling_of
 from glm53d.server.openai_completions import to_ids
 from glm53d.server.routing import DpRank, Room, routing
 from glm53d.server.sampling import (
-    Count,
+    CountOrNone,
     Int32,
     SamplingFields,
     Seed,
@@ -52,7 +52,7 @@ class NativeSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     sampling_seed: Seed | None = None  # SGLang's name; counts before `seed`
     n: Annotated[int, Meta(ge=1, le=16)] | None = None  # [R20]
-    max_new_tokens: Count | None = None
+    max_new_tokens: CountOrNone | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
 
 

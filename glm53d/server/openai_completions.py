@@ -2,7 +2,8 @@
 
 A request may have several prompts, with n answers to each: the choice at index i * n + j is answer j to prompt i.
 With `echo` its text begins with the prompt; with `logprobs` too, so do the lists of `logprobs`.
-A stream, in order: chunks with `text` (an echo with logprobs in parts, as these come), one with `finish_reason`, one with `usage` if asked for, [DONE].
+A stream, in order: chunks with `text` (an echo with logprobs in parts, as these come), one with `finish_reason`, one
+with `usage` if asked for, [DONE].
 """
 
 import time
@@ -31,7 +32,7 @@ from glm53d.server.openai_common import (
     sampling_of,
 )
 from glm53d.server.routing import routing
-from glm53d.server.sampling import TokenId, not_served
+from glm53d.server.sampling import CountOrNone, TokenId, not_served
 
 _PROMPT_SCHEMA = msgspec.json.schema(str | list[str | TokenId | list[TokenId]])
 
@@ -41,6 +42,7 @@ class CompletionBody(OpenAiFields, kw_only=True):
 
     prompt: Annotated[msgspec.Raw, Meta(extra_json_schema=_PROMPT_SCHEMA)]
     response_format: ResponseFormat | None = None
+    max_tokens: CountOrNone | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | bool | None = None  # false: none
 

@@ -19,6 +19,7 @@ from glm53d.server.body import join
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1)]
 Budget = Annotated[int, Meta(ge=0)]
+CountOrNone = Annotated[int, Meta(ge=0)]  # 0: the prompt is computed, and nothing is said
 Timeout = Annotated[float, Meta(gt=0, le=1e6)]  # seconds
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]

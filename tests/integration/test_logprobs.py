@@ -99,6 +99,20 @@ async def test_generate_begins_the_prompts_where_it_is_told(sim, http, start):
     assert "".join(event["text"] for event in got) == plain["text"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_prompt_is_scored_and_nothing_is_said(sim, http, is_streamed):
+    body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
+    answer = (await stream(http, sim, NATIVE, body))[-1] if is_streamed else await post(http, sim, NATIVE, body)
+    meta = answer["meta_info"]
+    assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+    assert meta["finish_reason"] == {"type": "length", "length": 0} and meta["output_token_logprobs"] == []
+    values = [value for value, *_ in meta["input_token_logprobs"]]
+    assert values == [None, *map(formula, range(1, meta["prompt_tokens"]))]
+    echo = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 0}
+    choice = (await post(http, sim, TEXT, echo))["choices"][0]
+    assert choice["text"] == PROMPT and len(choice["logprobs"]["tokens"]) == meta["prompt_tokens"]
+
+
 async def test_long_prompts_come_in_parts_and_what_cannot_be_is_refused(sim, http):
     ids = list(range(40, 240)) * 25  # five steps, and forty records
     body = {"input_ids": ids, "return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}

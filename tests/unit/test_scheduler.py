@@ -89,6 +89,15 @@ def test_a_prompt_that_can_never_fit_is_answered_with_an_error():
     assert world.ended[1] is FinishReason.ERROR and world.is_idle()
 
 
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_who_wants_no_token_gets_the_end_when_the_prompt_is_computed(drafts):
+    world = SchedWorld(num_pages=100, num_draft_tokens=drafts)
+    world.send(1, [7] * 17, 0)
+    run_dry(world)
+    assert (world.ended[1], world.received[1]) == (FinishReason.LENGTH, []) and world.is_idle()
+    assert world.sched.counters.prefill_tokens == 17 and int(world.last_heads[1]["num_accepted"]) == 0
+
+
 def test_an_end_of_turn_id_ends_unless_it_is_to_be_ignored():
     world = SchedWorld()
     world.sample = lambda: 0

@@ -34,6 +34,18 @@ async def test_one_prompt_is_taken_in_each_form(client, prompt, text, ids):
     assert job.sampling.max_new_tokens == 4
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True}),
+        (NATIVE, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
+    ],
+)
+async def test_a_prompt_may_be_all_that_is_wanted(client, path, body):
+    assert (await client.post(path, body)).status == 200
+    assert client.engine.jobs[-1].sampling.max_new_tokens == 0
+
+
 async def test_a_text_completion_keeps_reasoning_in_its_text(client):
     body = (await client.post(TEXT, {"prompt": "a", "rid": "r"})).json
     assert (body["id"], body["object"]) == ("cmpl-r", "text_completion")

@@ -62,6 +62,11 @@ def test_stop_strings_leave_calls_alone_where_main_reads_them():
         assert bool(head_of(job)["flags"] & STOP_BEFORE_CALLS) is bool(ids)
 
 
+@pytest.mark.parametrize(("asked", "sent"), [(None, 995), (10_000, 995), (7, 7), (0, 0)])
+def test_what_is_not_said_of_the_most_tokens_is_what_the_context_leaves(asked, sent):
+    assert head_of(Job("r", 0, text="hi", sampling=SamplingParams(max_new_tokens=asked)))["max_new_tokens"] == sent
+
+
 def test_a_raw_prompt_is_no_helper():
     assert not head_of(Job("r", 0, text="hi", sampling=SamplingParams(max_new_tokens=1)))["flags"] & HELPER
 

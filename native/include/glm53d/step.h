@@ -14,7 +14,7 @@ namespace glm53d {
 enum class Verdict : int32_t { kGoesOn = 0, kEndOfTurn = 1, kFull = 2 };
 
 struct Cut {
-  int32_t count;  // tokens of the block that count, at least 1
+  int32_t count;  // tokens of the block that count; 0 for who wants none
   Verdict verdict;
 };
 
