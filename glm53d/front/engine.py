@@ -128,6 +128,7 @@ class Engine:
         self._health = health
         self._text_pool = TextPool(config.text.threads, config.text.max_queued)
         self._streams: dict[int, Stream] = {}
+        self._num_taken = 0  # requests since the world began, but for those that ended before the leader could know
         self.control = Control(self._send_control, config.server.control_timeout_s)
 
     # ---- start and end -----------------------------------------------------------------------------------------------
@@ -183,6 +184,7 @@ class Engine:
         if jobs[0].rid != PROBE_RID:
             self._raise_if_full(len(jobs))
         entries = [self.table.take(job) for job in jobs]
+        self._num_taken += len(entries)
         try:
             streams, prompts = [], []
             for i in range(0, len(jobs), n):  # one after the other: a batch takes one thread of the pool, not all
@@ -229,10 +231,15 @@ class Engine:
         return stream
 
     def _raise_if_full(self, more: int) -> None:
-        if len(self.table) + more > (most := self.config.server.max_requests):
-            raise Overloaded(f"{most} requests are in flight (server.max_requests); try again later.")
+        """What the leader has not shown on the board yet waits as well, beyond what it has places for. Of their tokens
+        it alone knows which are cached.
+        """
         waiting, limits = self._health.waiting(), self.config.scheduler
-        if waiting.num_requests >= (most := limits.max_waiting_requests):
+        if len(self.table) + more > (most := self.config.server.max_requests):
+            raise Overloaded(f"{most} requests are in flight (server.max_requests); try again later.", waiting.drain_s)
+        num_unseen = self._num_taken - waiting.num_received
+        num_free = max(0, limits.max_running_requests - waiting.num_running)
+        if waiting.num_requests + max(0, num_unseen - num_free) >= (most := limits.max_waiting_requests):
             raise Overloaded(
                 f"{most} requests wait (scheduler.max_waiting_requests); try again later.", waiting.drain_s
             )
@@ -341,6 +348,7 @@ class Engine:
         """The one way out of the table, once for each request."""
         if finish is None and entry.state is EntryState.SENT and self._health.state is not State.UNHEALTHY:
             self._send_abort(entry)
+        self._num_taken -= entry.state is EntryState.TEXT
         if self._streams.pop(entry.handle, None) is not None:
             self.pump.close(entry.handle)
         self.table.release(entry)

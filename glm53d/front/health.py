@@ -31,11 +31,13 @@ NEXT = {
 
 
 class Waiting(NamedTuple):
-    """What waits for admission."""
+    """What waits for admission, as of the leader's last step."""
 
     num_requests: int
     num_tokens: int  # of prompts, not cached
     rate: int  # prompt tokens per second that the ranks compute, 0: not measured
+    num_running: int  # that wait no more
+    num_received: int  # since the world began, all that it knew of
 
     @property
     def drain_s(self) -> int:
@@ -89,9 +91,10 @@ class Health:
         return report
 
     def waiting(self) -> Waiting:
-        """The scheduler's queue, as of its last step."""
-        row = self._board.read_load(0)
-        return Waiting(int(row["num_waiting"]), int(row["num_waiting_tokens"]), int(row["prefill_rate"]))
+        """The scheduler's queue."""
+        rows = self._board.loads()
+        of_node = [int(rows[name][0]) for name in ("num_waiting", "num_waiting_tokens", "prefill_rate")]
+        return Waiting(*of_node, int(rows["num_running"].sum()), int(rows["received"][0]))
 
     def loads(self) -> list[dict[str, object]]:
         """Each attention-DP rank's row as a dict."""

@@ -80,6 +80,7 @@ class DpRank:
 class Counters:
     """Since the world began; the leader publishes them on the board."""
 
+    received: int = 0
     steps: int = 0
     prefill_tokens: int = 0
     cached_tokens: int = 0
@@ -147,7 +148,6 @@ class Scheduler:
         self.is_paused = False
         self.is_eos = np.zeros(limits.vocab_size, bool)
         self.is_eos[list(limits.eos_ids)] = True
-        self._arrivals = 0
         self._decode_slots: np.ndarray | None = None  # all decoding slots by rank; None: membership changed
         self._all_rows = DecodeRows.make(limits.max_running, limits.decode_len)
         self._decode_rows = self._all_rows  # as many as decode
@@ -158,8 +158,8 @@ class Scheduler:
 
     def receive(self, data: bytes, now_ns: int) -> None:
         """A generate record from main. A health probe is answered at once while others run. [R4]"""
-        req = Req.from_record(data, self._arrivals, now_ns)
-        self._arrivals += 1
+        req = Req.from_record(data, self.counters.received, now_ns)
+        self.counters.received += 1
         if req.head["flags"] & PROBE and (self.num_running or self.is_paused):
             self.throttle.finish_unadmitted(req, FinishReason.STOP)
             return

@@ -208,7 +208,7 @@ class Leader:
                 tiers.hosts[i].capacity, len(tiers.hosts[i]),
                 tiers.files.capacity if i == 0 else 0, len(tiers.files) if i == 0 else 0,
                 c.cached_host_tokens, c.cached_storage_tokens, t.saved, t.loaded, t.copied, t.stored, t.fetched,
-                t.failed, c.drafts_verified, *c.drafts_accepted.tolist(),
+                t.failed, c.drafts_verified, *c.drafts_accepted.tolist(), c.received,
             )  # fmt: skip
             start = end
             self.ends.board.write_load(i, row)

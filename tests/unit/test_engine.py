@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from glm53d.config import Config
-from glm53d.errors import EngineError, NotReady
+from glm53d.errors import EngineError, InvalidRequest, NotReady, Overloaded
 from glm53d.front.engine import Engine, EngineLimits, Stream
 from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import State, Waiting
@@ -25,12 +26,14 @@ class Surroundings:
     def __init__(self) -> None:
         self.may_encode = threading.Event()
         self.has_room = True
+        self.fails = False  # what makes a prompt
+        self.waiting = Waiting(0, 0, 0, 0, 0)  # as the leader shows
         self.sent: list[RecordType] = []
         self.opened: list[int] = []
         self.health = SimpleNamespace(
             accepts_work=True,
             state=State.UP,
-            waiting=lambda: Waiting(0, 0, 0),
+            waiting=lambda: self.waiting,
             become=lambda *to: self.became.append(to),
         )
         self.became: list[tuple[State, str]] = []
@@ -54,8 +57,18 @@ class Surroundings:
         await asyncio.sleep(0)
         return task
 
+    async def burst(self) -> "list[asyncio.Task[Stream]]":
+        """Those of ten requests at once that are taken, where one may run and two may wait."""
+        config = self.engine.config
+        limits = replace(config.scheduler, max_running_requests=1, max_waiting_requests=2)
+        self.engine.config = replace(config, scheduler=limits)
+        tasks = [await self.submit() for _ in range(10)]
+        return [task for task in tasks if not (task.done() and isinstance(task.exception(), Overloaded))]
+
     def _prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
         assert self.may_encode.wait(30)
+        if self.fails:
+            raise InvalidRequest("no prompt")
         assert job.ids is not None
         return Prompt(job.ids, np.empty((0, 2), np.uint64), 0)
 
@@ -112,3 +125,38 @@ async def test_an_output_ring_that_cannot_be_read_fails_who_waits_and_shows_in_h
     with pytest.raises(EngineError, match="output ring cannot be read"):
         await stream.finished()
     assert [state for state, _ in around.became] == [State.UNHEALTHY] and len(around.engine.table) == 0
+
+
+async def test_of_a_burst_no_more_are_taken_than_may_run_and_wait_and_each_end_makes_room(around):
+    """What the leader has not shown yet is counted, whatever ends it. [R22]"""
+    tasks = await around.burst()
+    assert len(tasks) == 3 and not await around.burst()
+    assert around.engine.abort_rid("mine") == 3
+
+    tasks = await around.burst()
+    assert len(tasks) == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    tasks, around.fails = await around.burst(), True
+    assert len(tasks) == 3
+    around.may_encode.set()
+    assert [type(end) for end in await asyncio.gather(*tasks, return_exceptions=True)] == [InvalidRequest] * 3
+    around.fails = False
+
+    around.has_room = False
+    tasks = await around.burst()
+    assert len(tasks) == 3
+    while len(around.opened) < 3:
+        await asyncio.sleep(0)
+    assert around.engine.abort_rid("mine") == 3
+    around.has_room = True
+    await asyncio.wait(tasks)
+
+    tasks = await around.burst()
+    await asyncio.wait(tasks)
+    assert around.sent == [RecordType.GENERATE] * 3 and not await around.burst()
+    for shown, num_taken in ((Waiting(2, 9, 0, 1, 3), 0), (Waiting(1, 9, 0, 1, 3), 1)):
+        around.waiting = shown
+        assert len(await around.burst()) == num_taken

@@ -37,7 +37,7 @@ def ids(*values: int) -> np.ndarray:
         (records.BATCH, 80, {"num_rows": 16}),
         (records.PAGE_MOVE, 40, {"kind": 16, "id": 36}),
         (records.RESULT, 56, {"width": 36}),
-        (records.LOAD_ROW, 352, {"pages_total": 56}),
+        (records.LOAD_ROW, 360, {"pages_total": 56}),
         (records.RANK_ROW, 632, {"phase": 88, "last_words": 120}),
     ],
 )

@@ -283,7 +283,8 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, drafts_accepted_2)                                         \
   F(uint64_t, drafts_accepted_3)                                         \
   F(uint64_t, drafts_accepted_4)                                         \
-  F(uint64_t, drafts_accepted_5)
+  F(uint64_t, drafts_accepted_5)                                         \
+  F(uint64_t, received)        /* generate records the leader has taken from the request ring */
 
 // Board: one row per rank, written by that rank. State: 0 starting, 1 loaded, 2 running, 3 stopped, 4 failed. [R3]
 #define GLM53D_RANK_ROW(F, A)                                            \
@@ -319,7 +320,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(PageMove, GLM53D_PAGE_MOVE, 40)                                      \
   X(BatchRecord, GLM53D_BATCH_RECORD, 80)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 56)                              \
-  X(LoadRow, GLM53D_LOAD_ROW, 352)                                       \
+  X(LoadRow, GLM53D_LOAD_ROW, 360)                                       \
   X(RankRow, GLM53D_RANK_ROW, 632)
 
 #define GLM53D_FIELD(type, name) type name;
