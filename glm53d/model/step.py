@@ -125,8 +125,8 @@ def plan_step(
     for rows in _runs(extend_len):
         tokens = slice(int(ends[rows.start] - extend_len[rows.start]), int(ends[rows.stop - 1]))
         if extend_len[rows.start] <= MAX_GATHERED_LEN:
-            longest = int(positions[tokens].max()) + 1
-            groups.append(_gathered(cache, tokens, slot[tokens], position[tokens], longest))
+            for part, longest in _cut(tokens, positions):
+                groups.append(_gathered(cache, part, slot[part], position[part], longest))
         else:
             prefix, seq_len = int(prefix_len[rows.start]), int(prefix_len[rows.start] + extend_len[rows.start])
             groups.append(Causal(tokens, prefix, cache.locs(slot[tokens.start], seq_len)))
@@ -217,6 +217,21 @@ def _runs(extend_len: np.ndarray) -> Iterator[slice]:
             start = row + 1
     if start < len(extend_len):
         yield slice(start, len(extend_len))
+
+
+def _cut(tokens: slice, positions: np.ndarray) -> Iterator[tuple[slice, int]]:
+    """Cut queries so that those of a part, times the longest context among them, stay under MAX_ELEMENTS; and that."""
+    longest = int(positions[tokens].max()) + 1
+    if longest * (tokens.stop - tokens.start) <= MAX_ELEMENTS:  # nearly always
+        yield tokens, longest
+        return
+    start = longest = 0
+    for i, seen in enumerate((positions[tokens] + 1).tolist(), tokens.start):
+        if longest and (i + 1 - start) * max(longest, seen) > MAX_ELEMENTS:
+            yield slice(start, i), longest
+            longest = 0
+        start, longest = start if longest else i, max(longest, seen)
+    yield slice(start, tokens.stop), longest
 
 
 def _gathered(cache: KvCache, tokens: slice, slot: Tensor, position: Tensor, longest: int) -> Gathered:

@@ -11,6 +11,8 @@ from glm53d.config import Config, Kv, Model
 from glm53d.model import step
 from glm53d.model.config import ModelConfig
 from glm53d.model.layers import Rope
+from glm53d.model.step import Gathered, Step, plan_step
+from glm53d.runner import torch_runner
 from glm53d.runner.torch_runner import TorchRunner
 from tests.model.drive import Driver
 from tests.model.test_parity import TRANSFORMERS_NORM_EPS, assert_parity
@@ -73,3 +75,22 @@ def test_temporary_arrays_do_not_grow_with_the_context(tmp_path, monkeypatch):
         largest[request.computed] = found.num_elements
     assert model.config.index_n_heads * 100 * 1900 > 10 * largest[200]
     assert max(largest.values()) == largest[200], largest
+
+
+def test_what_decoding_rows_look_at_is_gathered_in_bounded_parts_beside_a_long_one_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "MAX_ELEMENTS", most := 1 << 12)
+    plans: list[Step] = []
+
+    def planned(*args) -> Step:
+        plans.append(plan_step(*args))
+        return plans[-1]
+
+    monkeypatch.setattr(torch_runner, "plan_step", planned)
+    model, rng = tiny_model(0, tmp_path), random.Random(0)
+    driver = make_driver(tmp_path, 2048)
+    requests = [driver.request([rng.randrange(97) for _ in range(n)]) for n in (20, 30, 40, 1500, 20, 20)]
+    driver.run_until(requests, 3, max_chunk=400)
+    for request in requests:
+        assert_parity(model, request)
+    gathered = [group for plan in plans for group in plan.groups if isinstance(group, Gathered)]
+    assert max(group.locs.numel() for group in gathered) <= most < 6 * 1500
