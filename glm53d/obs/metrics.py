@@ -22,6 +22,7 @@ _LAG_EVERY_S = 0.1
 # would count everything several times. All other numbers of a row are gauges.
 _GROWING = frozenset(
     (
+        "received",
         "steps",
         "prefill_tokens",
         "cached_tokens",

@@ -119,4 +119,5 @@ def test_the_metrics_that_operators_are_told_of_are_there():
     shown = Metrics(lambda: [row], dict).render().decode()
     told = set(re.findall(r"`(glm53d_[a-z0-9_]*[a-z0-9])[`{]", (ROOT / "docs" / "operate.md").read_text()))
     assert len(told) > 15
+    assert "# TYPE glm53d_node_received_total counter" in shown
     assert {name for name in told if f"# TYPE {name} " not in shown} == set()
