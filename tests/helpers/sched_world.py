@@ -161,8 +161,9 @@ class SchedWorld:
         self.sampled[handle], self.received[handle] = list(output), list(output)
         self.sched.receive(record, self.now)
 
-    def step(self) -> Batch | None:
+    def step(self, *, collect: bool = True) -> Batch | None:
         """Plan and launch a step; collect the oldest when no more may be in flight, or none was planned; send.
+        collect False: only in the latter case, so that something may happen before.
 
         Books are in balance after it. Ranks compute a step when it is launched, before any later one; its result comes
         when it is collected, and requests may have been aborted, expired or ended in between.
@@ -173,17 +174,13 @@ class SchedWorld:
             record = planned.encode()
             assert len(record) <= largest_batch(self.limits)
             batch = Batch.decode(record)
-        if admitted := [req for req in waiting if req.slot >= 0]:
-            waiting = [req for req in self.sched.reqs.values() if req.state is ReqState.WAITING]
-            first = self.first_by_rank([req for req in waiting if not self.waits_for_another(req)])
-            for req in admitted:
-                before = min(first[-1], first[req.dp_rank])
-                assert self.key(req) < before, "one was admitted before one that goes first"
+        if planned is not None and waiting:
+            self.check_admitted([req for req in waiting if req.slot >= 0])
         if batch is not None:
             result = self.compute(batch)
             self.free_at = max(self.now, self.free_at) + self.step_ns(batch)
             self.launched.append((batch, result, self.free_at))
-        if self.launched and (batch is None or len(self.launched) == self.limits.max_in_flight):
+        if self.launched and (batch is None or (collect and len(self.launched) == self.limits.max_in_flight)):
             self.collect()
         elif batch is None:
             self.now += 1
@@ -239,12 +236,21 @@ class SchedWorld:
         first = self.sched.reqs.get(int(req.head["group"]), req)
         return first is not req and not self.sched.prompt_is_computed(first)
 
-    def first_by_rank(self, waiting: list[Req]) -> dict[int, tuple[int, int]]:
-        """The key of the first that must go to each rank; of those that may go to any, at -1."""
-        first = defaultdict(lambda: (1 << 62, 0))
-        for req in waiting:
-            first[req.wanted_rank] = min(first[req.wanted_rank], self.key(req))
-        return first
+    def check_admitted(self, admitted: list[Req]) -> None:
+        """They went first where they are, and no rank was left idle that somebody may go to. [R28]"""
+        nobody = (1 << 62, 0)
+        first = defaultdict(lambda: nobody)  # key by wanted rank, of those that still wait
+        for req in self.sched.reqs.values():
+            if req.state is ReqState.WAITING and not self.waits_for_another(req):
+                first[req.wanted_rank] = min(first[req.wanted_rank], self.key(req))
+        for req in admitted:
+            before = min(first[-1], first[req.dp_rank])
+            assert self.key(req) < before, "one was admitted before one that goes first"
+        if admitted or self.sched.tiers.is_on or not self.sched.slots.num_free:
+            return  # the plan, saves or slots may have no room for another
+        for rank in self.sched.ranks:
+            if not (rank.prefilling or rank.decoding):
+                assert min(first[-1], first[rank.index]) == nobody, "a rank is idle that one who waits may go to"
 
     def key(self, req: Req) -> tuple[int, int]:
         """Its place in the queue."""

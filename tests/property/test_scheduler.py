@@ -1,7 +1,8 @@
 """The scheduler under random arrivals, aborts, finishes, full rings and tight pools. [R13] [R26]–[R30]
 
-SchedWorld checks after every step: pages and tree in balance, every row reads only its own KV, ids arrive in order, and
-nobody was admitted before one that goes first.
+SchedWorld checks after every step: pages and tree in balance, every row reads only its own KV, ids arrive in order,
+nobody was admitted before one that goes first, and no rank is idle that somebody may go to. The walk below adds that
+something runs while somebody waits, that gaps are bounded, and what a finished request has put out and was counted.
 """
 
 import os
@@ -13,38 +14,62 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glm53d.ipc.records import HELPER
+from glm53d.ipc.batch import Batch
+from glm53d.ipc.records import HELPER, ROW_FEED, FinishReason
+from glm53d.sched.placement import POLICIES
 from glm53d.sched.tiers import TierCounters, TierLimits
 from tests.helpers.sched_world import SchedWorld
 
 STEPS = 1_000_000 if os.environ.get("GLM53D_LONG") else 40_000
-SEEDS = 20
+SEEDS = 40
+TIERS = ("device", "host", "storage")
+
+
+def prompt_tokens(batch: Batch) -> int:
+    """Of the rank that has most."""
+    return int(np.bincount(batch.row_dp_rank, np.where(batch.row_flags & ROW_FEED, 0, batch.row_extend_len)).max())
+
+
+def step(world: SchedWorld, *, collect: bool = True) -> None:
+    """One that finds work where there is some, and lets no stream wait longer than its target or a page takes."""
+    was_idle, target = not world.launched, world.limits.target_itl_ns
+    batch = world.step(collect=collect)
+    if batch is None:
+        assert not was_idle or not world.sched.reqs or world.sched.is_paused, "somebody waits and nothing runs"
+    elif target and batch.num_rows and (batch.row_flags & ROW_FEED).any():
+        assert prompt_tokens(batch) <= world.limits.page_size or world.step_ns(batch) <= target
 
 
 def drive(seed: int, steps: int) -> SchedWorld:
     """Random traffic for so many steps, then run dry."""
     rng = random.Random(seed)
+    target_itl_ns = rng.choice([0, 0, 5, 15])
     tiers = TierLimits(
         host_pages=rng.choice([0, 0, 5, 40]),
         file_pages=rng.choice([0, 10, 100]),
         step_pages=rng.choice([1, 4, 100]),
         load_ns=rng.choice([0, 1]),
-        peer_ns=rng.choice([-1, 0]),
+        peer_ns=rng.choice([-1, 0, 0]),
         group_size=rng.choice([1, 2]),
     )
     world = SchedWorld(
         seed,
         tiers=tiers if tiers.host_pages else replace(tiers, file_pages=0),
-        attn_dp_size=rng.choice([1, 1, 2, 4]),
+        attn_dp_size=rng.choice([1, 1, 2, 3, 4, 8]),
         num_pages=rng.choice([12, 30, 60]),
-        max_running=rng.choice([2, 6, 12]),
+        max_running=rng.choice([1, 1, 2, 6, 12]),
         ageing_ns=rng.choice([0, 20, 1000]),
-        num_draft_tokens=rng.choice([0, 0, 2]),
-        max_in_flight=rng.choice([1, 2]),
+        num_draft_tokens=rng.choice([0, 0, 0, 2]),
+        max_in_flight=rng.choice([1, 2, 2]),
         session_ttl_ns=rng.choice([0, 5, 100]),
         max_session_pages=rng.choice([4, 100]),
         max_biased=rng.choice([1, 3, 100]),
+        placement=rng.choice(list(POLICIES)),
+        max_step_area=rng.choice([200, 1 << 30]),
+        target_itl_ns=target_itl_ns,
+        step_ns=(lambda batch: 1 + prompt_tokens(batch) if batch.num_rows else 1) if target_itl_ns else lambda batch: 1,
     )
+    num_ranks, longest = world.limits.attn_dp_size, {}
     world.kv.fails = rng.choice([0.0, 0.1])
     needs_value = rng.choice([0.0, 0.1])
     shared = [[rng.randrange(1, world.vocab) for _ in range(60)] for _ in range(3)]
@@ -63,31 +88,44 @@ def drive(seed: int, steps: int) -> SchedWorld:
                 "frequency_penalty": rng.choice([0.0, 0.0, 0.5]), "repetition_penalty": rng.choice([1.0, 1.0, 1.2]),
                 "top_logprobs": rng.choice([-1, -1, 0, 3]),
                 "logprob_start": rng.choice([-1, -1, 0, 1, len(prompt) - 1]),
+                "dp_rank": rng.choice([-1, -1, -1, rng.randrange(num_ranks)]),
+                "bootstrap_room": rng.choice([-1, rng.randrange(100)]),
             }  # fmt: skip
+            prompt = prompt[: world.limits.max_req_input_len]
             first, count = handle + 1, rng.choice([1, 1, 1, 4])  # several: answers to one prompt [R20]
             fields["group"] = first if count > 1 else 0
             for handle in range(first, first + count):
                 session_of[handle] = session
-                world.send(handle, prompt[: world.limits.max_req_input_len], rng.randint(1, 40), **fields)
+                max_new = rng.randint(1, rng.choice([2, 40]))
+                longest[handle] = min(max_new, world.limits.max_seq_len - len(prompt))
+                world.send(handle, prompt, max_new, **fields)
         if rng.random() < 0.02:
             world.sched.flush_cache()
         if rng.random() < 0.02:
             world.pause(retract=rng.random() < 0.5)
         elif world.sched.is_paused and rng.random() < 0.3:
             world.sched.resume()
-        if rng.random() < 0.05 and world.sched.reqs:
-            world.sched.abort(rng.choice(list(world.sched.reqs)))
+        is_held = len(world.launched) == 2  # then abort one whose row may be in flight
+        victims = [handle for handle, req in world.sched.reqs.items() if req.slot >= 0 or not is_held]
+        if rng.random() < (0.3 if is_held else 0.05) and victims:
+            world.sched.abort(rng.choice(victims))
         if rng.random() < needs_value:
             slots = world.sched.slots
             at_random = np.array([rng.random() < 0.3 for _ in slots.needs_value])
             slots.needs_value[:] = np.isin(slots.think_left, (0, 1)) | at_random
         if rng.random() < 0.05:
             world.ring_room = rng.choice([None, 0, 1, 5])
-        world.step()
+        step(world, collect=rng.random() < 0.8)
     world.sched.resume()
     world.ring_room = None
     while world.sched.reqs or world.launched or world.sched.throttle.take_last() or len(world.sched.sessions):
-        world.step()
+        step(world)
+    for handle, reason in world.ended.items():
+        head, said = world.last_heads[handle], len(world.received[handle])
+        assert said <= longest[handle] and (reason is not FinishReason.LENGTH or said == longest[handle])
+        assert int(head["num_prompt_ids"]) == len(world.prompts[handle])
+        assert sum(int(head[f"cached_{tier}"]) for tier in TIERS) < len(world.prompts[handle])
+    assert world.sched.counters.decode_tokens == sum(map(len, world.received.values()))
     return world
 
 
