@@ -93,8 +93,10 @@ class Health:
     def waiting(self) -> Waiting:
         """The scheduler's queue."""
         rows = self._board.loads()
-        of_node = [int(rows[name][0]) for name in ("num_waiting", "num_waiting_tokens", "prefill_rate")]
-        return Waiting(*of_node, int(rows["num_running"].sum()), int(rows["received"][0]))
+        num_requests, num_tokens, rate, num_received = (
+            int(rows[name][0]) for name in ("num_waiting", "num_waiting_tokens", "prefill_rate", "received")
+        )
+        return Waiting(num_requests, num_tokens, rate, int(rows["num_running"].sum()), num_received)
 
     def loads(self) -> list[dict[str, object]]:
         """Each attention-DP rank's row as a dict."""

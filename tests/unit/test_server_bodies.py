@@ -269,7 +269,7 @@ BAD_PARAMETERS = [
             for parameters, where in BAD_PARAMETERS
         ),
         ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "required", "regex": "a"}, "regex"),
-        ({"messages": HI, "tools": [tool(name="f", strict=True)], "ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "required", "ebnf": 'root ::= "a"'}, "ebnf"),
         ({"messages": HI, "functions": [{"name": 5}]}, "functions[0].name"),
         ({"messages": HI, "functions": [{"name": "f"}], "tools": [tool(name="f")]}, "functions"),
         ({"messages": HI, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),

@@ -112,7 +112,12 @@ def test_what_the_scheduler_says_has_its_own_status(error, kind, status, message
 
 @pytest.mark.parametrize(
     ("waiting", "seconds"),
-    [(Waiting(3, 0, 0), 1), (Waiting(9, 5000, 0), 1), (Waiting(9, 5001, 1000), 6), (Waiting(9, 10**9, 1000), 60)],
+    [
+        (Waiting(3, 0, 0, 0, 3), 1),
+        (Waiting(9, 5000, 0, 0, 9), 1),
+        (Waiting(9, 5001, 1000, 0, 9), 6),
+        (Waiting(9, 10**9, 1000, 0, 9), 60),
+    ],
 )
 def test_clients_are_told_to_come_back_when_the_queue_has_drained(waiting, seconds):
     assert waiting.drain_s == seconds
