@@ -25,8 +25,16 @@ class Padded:
 class Batches:
     """Batch i of a split, each of at most `tokens` padding included, or of one sample that is longer."""
 
-    def __init__(self, codec: Codec, tokens: int, split: str = "train"):
-        self.codec, self.tokens, self.split = codec, tokens, split
+    def __init__(
+        self, codec: Codec, tokens: int, split: str = "train", max_len: int = MAX_LEN, drills: float = 0.0,
+        together: int = 1,
+    ):  # fmt: skip
+        """max_len: of a sample; longer ones are left out. drills: a share of samples that are replaced by some.
+        together: so many batches that begin at a multiple of it are of about equal length, for ranks that wait for
+        each other.
+        """
+        self.codec, self.tokens, self.split, self.max_len, self.drills = codec, tokens, split, max_len, drills
+        self.together = together
         self._pool, self._number, self._first = list[Padded](), -1, 0
 
     def __getitem__(self, index: int) -> Padded:
@@ -40,15 +48,22 @@ class Batches:
         return self._pool[index - self._first]
 
     def _made(self, number: int) -> list[Padded]:
-        drawn = [self.codec.encode(sample(i, split=self.split)) for i in range(number * POOL, (number + 1) * POOL)]
-        drawn = sorted((each for each in drawn if len(each.ids) <= MAX_LEN), key=lambda each: len(each.ids))
+        drawn = [self._sample(i) for i in range(number * POOL, (number + 1) * POOL)]
+        drawn = sorted((each for each in drawn if len(each.ids) <= self.max_len), key=lambda each: len(each.ids))
         batches: list[list[Encoded]] = [[]]
         for each in drawn:
             if batches[-1] and (len(batches[-1]) + 1) * len(each.ids) > self.tokens:
                 batches.append([])
             batches[-1].append(each)
-        Random(f"{SEED} {self.split} order {number}").shuffle(batches)
-        return [_padded(batch) for batch in batches]
+        starts = list(range(0, len(batches) // self.together * self.together, self.together))
+        Random(f"{SEED} {self.split} order {number}").shuffle(starts)
+        return [_padded(batch) for start in starts for batch in batches[start : start + self.together]]
+
+    def _sample(self, index: int) -> Encoded:
+        rng = Random(f"{SEED} {self.split} drill {index}")
+        if rng.random() < self.drills:
+            return self.codec.drill(rng)
+        return self.codec.encode(sample(index, split=self.split))
 
 
 def _padded(samples: list[Encoded]) -> Padded:

@@ -117,6 +117,13 @@ class Codec:
             kinds.append((turn.kind, start, stop))
         return Encoded(ids, own, kinds)
 
+    def drill(self, rng: Random) -> Encoded:
+        """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
+        number, first = rng.randint(3, 30), min(self.vocab.added.values())
+        ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
+        own = np.arange(len(ids)) >= number
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))])
+
 
 def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:
     """One request. A call has a result, except perhaps at the end: behind a call nobody but a tool speaks."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from glm53d.model.config import ModelConfig
 
 NEVER = -1e9
+CODE = 20  # dimensions
 
 
 class RmsNorm(nn.Module):
@@ -232,6 +233,69 @@ class Nano(nn.Module):
         self.register_buffer(
             "inv_freq", 1.0 / config.rope_theta ** (torch.arange(0, dim, 2).float() / dim), persistent=False
         )
+        self._begin_with_copying()
+
+    @torch.no_grad()
+    def _begin_with_copying(self) -> None:
+        """Weights of two heads in each of the first two layers, with which a text that was there before goes on.
+
+        A model of this size and shape, left alone, found none of this in four million tokens, and all it is for is to
+        copy names and values. Nothing is fixed: training goes on from here with every weight.
+
+            embedding   a constant, and a code of the token in CODE dimensions
+            layer 0     head 0 writes the code of the token before, head 1 of the one before that
+            layer 1     both look for places that stand behind such a token, and write the code of what stands there
+            head        reads it
+        """
+        c, rows = self.config, self._rows_of_head
+        constant, own, last, second, copied = 0, *(slice(1 + i * CODE, 1 + (i + 1) * CODE) for i in range(4))
+        one = torch.eye(CODE)
+        self.embed_tokens.weight[:, constant] = 1.0
+        for part in (last, second, copied):
+            self.embed_tokens.weight[:, part] = 0.0
+        self.lm_head.weight[:, copied] = 0.5 * self.embed_tokens.weight[:, own]
+
+        first, matching = self.layers[0].self_attn, self.layers[1].self_attn
+        assert isinstance(first, Attention) and isinstance(matching, Attention)
+        # Layer 0 by position alone: the key is a constant, the query a constant turned back by one token or two.
+        first.q_a_proj.weight[0] = 0.0
+        first.q_a_proj.weight[0, constant] = 2.0
+        key = first.kv_a_proj_with_mqa.weight[c.kv_lora_rank :]
+        key[:] = 0.0
+        key[0:8:2, constant] = 4.0
+        first.kv_a_proj_with_mqa.weight[:CODE] = 0.0
+        first.kv_a_proj_with_mqa.weight[:CODE, own] = one
+        for head, back, to in ((0, 1, last), (1, 2, second)):
+            query, _, value, out = rows(first, head)
+            query[:], value[:], out[:] = 0.0, 0.0, 0.0
+            angles = self.inv_freq[:4] * back
+            query[c.qk_nope_head_dim : c.qk_nope_head_dim + 8 : 2, 0] = 2.0 * angles.cos()
+            query[c.qk_nope_head_dim + 1 : c.qk_nope_head_dim + 8 : 2, 0] = -2.0 * angles.sin()
+            value[:CODE, :CODE] = one
+            out[to, :CODE] = 0.4 * one
+        # Layer 1 by codes alone.
+        for i, part in enumerate((own, last)):
+            matching.q_a_proj.weight[i * CODE : (i + 1) * CODE] = 0.0
+            matching.q_a_proj.weight[i * CODE : (i + 1) * CODE, part] = one
+        for i, part in enumerate((last, second, own)):
+            matching.kv_a_proj_with_mqa.weight[i * CODE : (i + 1) * CODE] = 0.0
+            matching.kv_a_proj_with_mqa.weight[i * CODE : (i + 1) * CODE, part] = one
+        for head in range(2):
+            query, key, value, out = rows(matching, head)
+            query[:], key[:], value[:], out[:] = 0.0, 0.0, 0.0, 0.0
+            query[:CODE, head * CODE : (head + 1) * CODE] = 2.5 * one
+            key[:CODE, head * CODE : (head + 1) * CODE] = 2.5 * one
+            value[:CODE, 2 * CODE : 3 * CODE] = one
+            out[copied, :CODE] = 0.3 * one
+
+    def _rows_of_head(self, attention: Attention, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Views of a head's weights: query and key and value rows, and what o_proj does with the value."""
+        c = self.config
+        query = attention.q_b_proj.weight.unflatten(0, (c.num_attention_heads, -1))[head]
+        key, value = attention.kv_b_proj.weight.unflatten(0, (c.num_attention_heads, -1))[head].tensor_split(
+            [c.qk_nope_head_dim]
+        )
+        return query, key, value, attention.o_proj.weight[:, head * c.v_head_dim : (head + 1) * c.v_head_dim]
 
     def batch(self, tokens: int, *, sparse: bool, teach: bool) -> Batch:
         """For rows of so many tokens."""

@@ -8,10 +8,14 @@ A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic that brings singular values 
 
 
 class Muon:
-    """Updates matrices [..., out, in]. Its learning rate is set before each step."""
+    """Updates matrices [..., out, in].
 
-    def __init__(self, matrices: list[Tensor], momentum: float = 0.95):
-        self.matrices, self.momentum = matrices, momentum
+    Every update is as large as the last one however well things go, so without decay scores of attention grow until
+    each query sees one token only, and learns no more.
+    """
+
+    def __init__(self, matrices: list[Tensor], momentum: float = 0.95, decay: float = 0.3):
+        self.matrices, self.momentum, self.decay = matrices, momentum, decay
         self.buffers = [torch.zeros_like(matrix) for matrix in matrices]
         self.batches: dict[tuple[int, ...], list[int]] = {}
         for i, matrix in enumerate(matrices):
@@ -33,7 +37,7 @@ class Muon:
             scale = lr * max(1.0, shape[0] / shape[1]) ** 0.5
             made = orthogonal(torch.cat(updates)).split([len(update) for update in updates])
             for i, update in zip(used, made, strict=True):
-                self.matrices[i].sub_(update.view_as(self.matrices[i]), alpha=scale)
+                self.matrices[i].mul_(1 - lr * self.decay).sub_(update.view_as(self.matrices[i]), alpha=scale)
 
 
 def orthogonal(x: Tensor) -> Tensor:

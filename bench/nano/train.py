@@ -1,14 +1,15 @@
 """Trains the nano model on CPU cores, one process each. Interrupted, the same command goes on from its checkpoint.
 
-    python -m bench.nano.train WORK_FOLDER [--steps 3000] [--ranks 2]
+    python -m bench.nano.train WORK_FOLDER [--steps 4000] [--ranks 2]
 
 WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
 --steps, which may change between runs as long as the phase does not:
 
-    0.00   the model alone, at full learning rates, on all tokens: on few, it is long in learning to copy
-    0.30   loss on what the model writes alone; indexers learn from what attention looks at
-    0.50   the MTP layer too; learning rates begin to fall, to nothing at the end
-    0.60   attention sees only what indexers choose
+    0.00   short samples and drills, loss on all tokens
+    0.20   samples of all lengths, loss on what the model writes alone; indexers learn from what attention looks at
+    0.25   learning rates begin to fall, to nothing at the end
+    0.45   the MTP layer too
+    0.55   attention sees only what indexers choose
 """
 
 import argparse
@@ -28,9 +29,10 @@ from bench.nano.model import Moe, Nano
 from bench.nano.muon import Muon
 from glm53d.model.config import ModelConfig
 
-TOKENS = 2560  # of a batch, per rank
-MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 50
-OWN_FROM, TEACH_FROM, MTP_FROM, SPARSE_FROM, FALL_FROM = 0.3, 0.3, 0.5, 0.6, 0.5
+TOKENS = 2048  # of a batch, per rank
+MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
+ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM = 0.2, 0.25, 0.45, 0.55
+SHORT, DRILLS = 256, 0.15
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
 BALANCE = 1e-3
@@ -75,7 +77,8 @@ class Trainer:
         self.parameters = list(named.values())
         self.muon = Muon([p for name, p in named.items() if name not in plain])
         self.adam = torch.optim.AdamW([named[name] for name in plain], betas=(0.9, 0.95), weight_decay=0.0)
-        self.batches = Batches(codec, TOKENS)
+        self.short = Batches(codec, TOKENS, "short", SHORT, DRILLS, together=ranks)
+        self.batches = Batches(codec, TOKENS, together=ranks)
         self.held_out = Batches(codec, TOKENS, "held out")
         self.state = State()
         self._resume()
@@ -96,10 +99,12 @@ class Trainer:
                 self._save()
 
     def _step(self) -> None:
-        done = self.state.step / self.steps
+        done, first = self.state.step / self.steps, round(ALL_FROM * self.steps)
+        is_short = self.state.step < first
+        batches, at = (self.short, self.state.step) if is_short else (self.batches, self.state.step - first)
         losses = self._gradients(
-            self.batches[self.state.step * self.ranks + self.rank],
-            others=done < OWN_FROM, teach=done >= TEACH_FROM, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
+            batches[at * self.ranks + self.rank],
+            others=is_short, teach=not is_short, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
         )  # fmt: skip
         self._average(losses)
         rate = min(1.0, (self.state.step + 1) / WARMUP) * min(1.0, max(0.01, (1 - done) / (1 - FALL_FROM)))
@@ -209,6 +214,7 @@ class Trainer:
 
 def _rank(rank: int, folder: Path, ranks: int, steps: int) -> None:
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder.absolute()}/meet", rank=rank, world_size=ranks)
     Trainer(folder, rank, ranks, steps).run()
@@ -217,7 +223,7 @@ def _rank(rank: int, folder: Path, ranks: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
     (args.folder / "meet").unlink(missing_ok=True)
