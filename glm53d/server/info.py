@@ -185,7 +185,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     if service.config.engine.kind == "sim":
         card["description"] = "simulated: no model is asked, answers are scripted"
     elif service.config.model.path == "nano":
-        card["description"] = "untrained: the nano model's weights are random, its answers mean nothing"
+        card["description"] = "nano: 3 million parameters, trained to show what the server does, and knows nothing else"
     return card
 
 

@@ -177,7 +177,7 @@ async def test_with_drafts_a_form_begins_behind_the_thinking_too(tmp_path, http)
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     model = (f"model.path={tmp_path / 'model'}", f"tokenizer.path={PACKAGE}", "model.max_context_len=512")
     drafts = ("speculation.num_draft_tokens=4", "kv.num_pages=128", "kv.page_size=16", "scheduler.debug_checks=true")
-    said = {"</think>": 6, "<|observation|>": 12} | dict.fromkeys(CLOSING[:-1], 3)
+    said = {"</think>": 3, "<|observation|>": 12} | dict.fromkeys(CLOSING[:-1], 3)
     bias = {str(VOCAB.token_bytes.index(token.encode())): more for token, more in said.items()}
     with running(*model, *drafts, log=tmp_path / "log") as daemon:
         forms = [{"tools": TOOL_SETS["optional only"], "tool_choice": "required"}, json_schema(SCHEMAS["enum"])]

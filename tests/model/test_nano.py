@@ -1,31 +1,34 @@
-"""The nano folder: a whole checkpoint, made once per user and content, whoever else starts at the same time."""
+"""The nano folder: a whole checkpoint in the official form, as it was shipped or not at all."""
 
 import json
-import subprocess
-import sys
+import shutil
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from glm53d.errors import StartError
+from glm53d.errors import CheckpointError
 from glm53d.model.config import ModelConfig
-from glm53d.model.weights import Checkpoint
-from glm53d.nano.weights import nano_folder, write_safetensors
+from glm53d.model.weights import Checkpoint, Fp8Weight
+from glm53d.nano import weights
+from glm53d.nano.weights import SUMS, nano_folder
+
+MAX_BYTES = 6_000_000
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
+def copied(tmp_path, monkeypatch):
+    """A copy of the package's folder, taken for it."""
+    folder = tmp_path / "nano"
+    shutil.copytree(weights.PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(weights, "PACKAGE", folder)
+    return folder
 
 
-def test_it_is_a_checkpoint_whose_config_and_tokenizer_agree(cache):
+def test_it_is_a_checkpoint_whose_config_and_tokenizer_agree():
     folder = nano_folder()
-    assert folder.is_relative_to(cache)
     config = ModelConfig.load(folder)
-    Checkpoint(folder, config, torch.float32, torch.device("cpu"), with_mtp=True)  # raises if a tensor is amiss
+    checkpoint = Checkpoint(folder, config, torch.float32, torch.device("cpu"), with_mtp=True, keep_fp8=True)
+    assert isinstance(checkpoint.read_weight("model.layers.0.mlp.gate_proj.weight"), Fp8Weight)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     assert [added[i] for i in config.eos_token_id] == ["<|endoftext|>", "<|user|>", "<|observation|>"]
@@ -34,43 +37,20 @@ def test_it_is_a_checkpoint_whose_config_and_tokenizer_agree(cache):
     assert tuple(generation["eos_token_id"]) == config.eos_token_id
 
 
-def test_it_is_made_once(cache):
-    weights = nano_folder() / "model.safetensors"
-    before = weights.stat()
-    assert nano_folder() == weights.parent
-    assert weights.stat().st_mtime_ns == before.st_mtime_ns
-    assert [path.name for path in weights.parent.parent.iterdir()] == [weights.parent.name]  # nothing half-made is left
+def test_it_is_small_and_its_list_has_every_file_that_is_served():
+    named = {line.split("  ")[1] for line in (nano_folder() / SUMS).read_text().splitlines()}
+    served = {path.name for path in nano_folder().iterdir() if path.suffix in (".json", ".safetensors")}
+    assert named == served
+    assert sum((nano_folder() / name).stat().st_size for name in named) < MAX_BYTES
 
 
-def test_starters_at_once_agree(cache):
-    code = "from glm53d.nano.weights import nano_folder; print(nano_folder())"
-    starters = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    folders = {starter.communicate()[0].strip() for starter in starters}
-    assert {starter.returncode for starter in starters} == {0}
-    assert folders == {str(nano_folder())}
-    assert len(list((cache / "glm53d").iterdir())) == 1
-
-
-def test_a_cache_that_cannot_be_written_names_the_variable_to_set(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(StartError, match="set XDG_CACHE_HOME"):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors"])
+def test_a_file_that_was_changed_or_lost_is_refused_by_name(copied, name):
+    assert nano_folder() == copied
+    with (copied / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(CheckpointError, match=f"{name} is not the file"):
         nano_folder()
-
-
-def test_a_user_without_a_home_is_told_the_variable_to_set(monkeypatch):
-    def no_home() -> None:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
-    monkeypatch.setattr("pathlib.Path.home", no_home)
-    with pytest.raises(StartError, match="set XDG_CACHE_HOME"):
+    (copied / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}: No such file"):
         nano_folder()
-
-
-def test_arrays_are_written_as_torch_would_round_them(tmp_path):
-    values = np.random.default_rng(0).standard_normal((33, 7), np.float32)
-    write_safetensors(tmp_path / "t.safetensors", {"w": values, "e_score_correction_bias": values[0]})
-    read = load_file(tmp_path / "t.safetensors")
-    assert torch.equal(read["w"], torch.from_numpy(values).bfloat16())
-    assert torch.equal(read["e_score_correction_bias"], torch.from_numpy(values[0]))

@@ -91,8 +91,8 @@ def test_the_report_says_which_layout_would_hold_more():
 
 
 def test_a_layout_that_cannot_be_is_named_in_the_table_with_why():
-    report = check_report(load(None, ["parallel.tp_size=6", "parallel.attn_dp_size=6", "parallel.ep_size=1"]))
-    assert "splits num_attention_heads over 6 ranks, which does not divide" in report
+    report = check_report(load(None, ["parallel.tp_size=8", "parallel.attn_dp_size=8", "parallel.ep_size=8"]))
+    assert "splits num_attention_heads over 8 ranks, which does not divide" in report
 
 
 def test_a_request_takes_whole_pages():

@@ -24,13 +24,13 @@ async def test_health_follows_the_engine(client, path):
     assert (await client.get("/live")).status == 200
 
 
-async def test_models_lists_every_name_and_says_that_nano_is_untrained(client):
+async def test_models_lists_every_name_and_says_what_nano_is(client):
     cards = (await client.get("/v1/models")).json["data"]
     assert [card["id"] for card in cards] == ["nano", "alias"]
     for card in cards:
         assert (card["object"], card["owned_by"], card["root"]) == ("model", "glm53d", "nano")
         assert card["max_model_len"] == 100
-        assert "untrained" in card["description"]
+        assert "3 million parameters" in card["description"]
         assert (await client.get(f"/v1/models/{card['id']}")).json == card
     assert (await client.get("/v1/models/other")).error["code"] == "model_not_found"
 
