@@ -29,11 +29,11 @@ HI = [{"role": "user", "content": "Say it."}]
 AT_ONCE = 8
 CLOSING = ('"', "]", "}", "</arg_value>", "</tool_call>", "<|observation|>")
 VOCAB = Vocab.load(PACKAGE / "tokenizer.json")
-# A model that has learnt nothing does not end its thinking, and its texts where it may as well go on.
+# A model that has learnt none of these schemas does not end its texts where it may as well go on.
 NANO = {
     "temperature": 0,
     "thinking_budget": 4,
-    "logit_bias": {str(VOCAB.token_bytes.index(token.encode())): 3 for token in CLOSING},
+    "logit_bias": {str(VOCAB.token_bytes.index(token.encode())): 8 for token in CLOSING},
 }
 
 
