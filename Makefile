@@ -47,7 +47,7 @@ $(NATIVE_STAMP): $(NATIVE_BUILD) $(NATIVE_SOURCES)
 	touch $@
 
 serve: venv
-	exec $(BIN)/python glm53d.py $(ARGS)
+	exec $(BIN)/python glm53d.py --config conf/nano-cpu.toml $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
