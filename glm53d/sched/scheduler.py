@@ -59,6 +59,7 @@ from glm53d.sched.tiers import Loads, Tiers
 MAX_DRAFTS = 5  # of a request and step
 LATE = "deadline_exceeded: The first token could not come before the request's deadline."
 TIMED_OUT = "queue_timeout: The request waited too long to be admitted (scheduler.queue_timeout_s)."
+TURN_HEAD = 4  # ids at a prompt's end that begin the answer, which may be others when it comes back
 POLL_US = 2000  # how long a step without rows waits for a file that a request waits for
 AIM = 0.9  # of target_itl_ns: what a step is planned for, as none takes exactly what was predicted
 
@@ -850,7 +851,8 @@ class Scheduler:
         if made_calls and req.session:
             self.keep_prefix(req)
             hashes = req.hashes[: req.tree_pages]
-            self.sessions.keep(req.session, req.dp_rank, req.node, hashes, self.throttle.now_ns)
+            num_asked = (req.num_prompt_ids - TURN_HEAD) // self.limits.page_size
+            self.sessions.keep(req.session, req.dp_rank, req.node, hashes, num_asked, self.throttle.now_ns)
         self._leave_rank(req)
         req.become(ReqState.DONE)
         self._forget(req)

@@ -21,11 +21,12 @@ class Kept:
     dp_rank: int
     node: int
     num_pages: int
-    last_hash: bytes  # of its pages' chained hashes: whose prompt has it in that place goes on from here
+    num_asked: int  # of these pages, those of the prompt: the answer may come back without its thoughts
+    last_hash: bytes  # the chained hash of the last one asked: whose prompt has it in that place goes on from here
 
-    def is_prefix_of(self, hashes: np.ndarray) -> bool:
+    def goes_on_in(self, hashes: np.ndarray) -> bool:
         """hashes: [n, 2] uint64, of a prompt's pages."""
-        return len(hashes) >= self.num_pages and hashes[self.num_pages - 1].tobytes() == self.last_hash
+        return len(hashes) >= self.num_asked and hashes[self.num_asked - 1].tobytes() == self.last_hash
 
 
 @dataclass(slots=True)
@@ -61,10 +62,10 @@ class Sessions:
     def __len__(self) -> int:
         return sum(len(session.chains) for session in self._sessions.values())
 
-    def keep(self, key: int, dp_rank: int, node: int, hashes: np.ndarray, now_ns: int) -> None:
+    def keep(self, key: int, dp_rank: int, node: int, hashes: np.ndarray, num_asked: int, now_ns: int) -> None:
         """A turn that will go on is over; what no longer fits beside its pages goes. Nothing if it alone is too much.
 
-        hashes: [n, 2] uint64, of the pages up to the node's last.
+        hashes: [n, 2] uint64, of the pages up to the node's last; the first num_asked are its prompt's.
         """
         num_pages = len(hashes)
         if not self._ttl_ns or not 0 < num_pages <= self._max_pages:
@@ -72,7 +73,8 @@ class Sessions:
         self._drop_prefixes(key, hashes)
         self._trees[dp_rank].lock(node)
         session = self._sessions.setdefault(key, Session())
-        session.chains.append(Kept(dp_rank, node, num_pages, hashes[-1].tobytes()))
+        num_asked = min(max(1, num_asked), num_pages)
+        session.chains.append(Kept(dp_rank, node, num_pages, num_asked, hashes[num_asked - 1].tobytes()))
         self._pages[dp_rank] += num_pages
         self.counters.kept += 1
         self.touch(key, now_ns)
@@ -119,7 +121,7 @@ class Sessions:
 
     def _prefixes(self, key: int, hashes: np.ndarray) -> list[Kept]:
         session = self._sessions.get(key)
-        return [kept for kept in session.chains if kept.is_prefix_of(hashes)] if session is not None else []
+        return [kept for kept in session.chains if kept.goes_on_in(hashes)] if session is not None else []
 
     def _drop_prefixes(self, key: int, hashes: np.ndarray) -> int:
         """How many there were."""

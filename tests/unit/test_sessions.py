@@ -99,10 +99,14 @@ def test_a_turn_goes_to_the_rank_that_keeps_what_it_goes_on_from():
     chains = [np.arange(first, first + 8, dtype=np.uint64).reshape(4, 2) for first in (10, 20)]
     for rank, hashes in enumerate(chains):
         node, _ = trees[rank].insert(0, hashes, np.arange(4, dtype=np.int32), 1)
-        sessions.keep(5, rank, node, hashes, 0)
+        sessions.keep(5, rank, node, hashes, 3, 0)
     longer = [np.concatenate([hashes, hashes + 100]) for hashes in chains]
     assert [sessions.rank_of(5, hashes) for hashes in longer] == [0, 1]
-    assert sessions.rank_of(5, chains[1][:3]) == sessions.rank_of(6, longer[0]) == -1
+    assert sessions.rank_of(5, chains[1][:2]) == sessions.rank_of(6, longer[0]) == -1
+    changed = np.concatenate([chains[1][:3], chains[1][3:] + 100])  # its answer came back without its thoughts
+    assert sessions.rank_of(5, changed) == 1
+    sessions.resume(5, changed)
+    assert len(sessions) == 1
 
 
 def test_what_is_kept_makes_nobody_wait():
