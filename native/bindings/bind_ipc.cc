@@ -2,6 +2,8 @@
 //
 // All calls but wait() keep the GIL: an append or a read is one copy, below a microsecond for a step's records, and
 // some tens for a prompt of 100,000 tokens, once in a request's life. One thread at a time uses an end.
+//
+// Over 400 lines, because the package's docstrings and argument names are here: the stub is made of them.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
