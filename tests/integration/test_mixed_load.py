@@ -104,5 +104,5 @@ async def test_after_200_mixed_requests_to_the_simulation_all_is_back_to_zero(si
 
 
 @pytest.mark.timeout(600)
-async def test_after_100_mixed_requests_to_the_nano_model_all_is_back_to_zero(nano, http):
-    await storm(nano, http, 100)
+async def test_after_200_mixed_requests_to_the_nano_model_all_is_back_to_zero(nano, http):
+    await storm(nano, http, 200)
