@@ -126,7 +126,9 @@ def rank_main(spec: RankSpec) -> None:
     report = Report(spec, spec.channels.board())
     runner: Runner | None = None
     try:
+        gc.disable()  # as in __main__
         runner = make_runner(spec)
+        gc.enable()
         begun = time.monotonic_ns()
         loaded = runner.load(report.progress)
         limits = limits_of(spec, loaded)

@@ -261,8 +261,10 @@ class Ranks:
         self._end_all()
 
     def _spawn(self, rendezvous: Path) -> None:
+        gc.disable()  # as in __main__: a sixth of a second
         import torch.multiprocessing as mp  # the one place in main that loads torch
 
+        gc.enable()
         context = mp.get_context("spawn")
         for spec in self._specs:
             spec = replace(spec, rendezvous=rendezvous, spawned_ns=time.monotonic_ns())
