@@ -12,6 +12,7 @@ from bench.nano import values
 from bench.nano.faq import ABOUT, LISTS, SMALL_TALK, UNKNOWN, ZH_LISTS, ZH_UNKNOWN
 
 Json = dict[str, object]
+Fact = tuple[str, str, str, str, str]  # what it is called, the statement, a question, the answer, the reply to it
 ENTRIES = SMALL_TALK + ABOUT
 NUMBERS = "zero one two three four five six seven eight nine ten".split()
 ZH_NUMBERS = "零一二三四五六七八九十"
@@ -106,7 +107,11 @@ def listing(rng: Random, zh: bool) -> Turn:
     what, items = rng.choice(list((ZH_LISTS if zh else LISTS).items()))
     number = rng.randint(2, 5)
     if zh:
-        asks: tuple[str, ...] = (f"列举{ZH_NUMBERS[number]}种{what}", f"说出 {number} 个{what}", f"给我{number}个{what}")
+        asks: tuple[str, ...] = (
+            f"列举{ZH_NUMBERS[number]}种{what}",
+            f"说出 {number} 个{what}",
+            f"给我{number}个{what}",
+        )
         mind = thoughts(f"{what}。", f"用户要{number}个{what}。", "我列出来。", zh=True)
         return said("list", rng.choice(asks), mind, "、".join(items[:number]), zh=True)
     spelled = NUMBERS[number] if rng.random() < 0.6 else str(number)
@@ -151,7 +156,8 @@ def json_object(rng: Random, zh: bool) -> Turn:
             f"Extract name and city as JSON: {who} lives in {city}.")  # fmt: skip
     else:
         keys = rng.sample((*values.NOUNS, "id", "key", "title", "size", "color", "kind"), rng.randint(1, 3))
-        fields = {key: rng.randint(0, 999) if rng.random() < 0.3 else values.value(rng, zh) for key in keys}
+        found = [str(rng.randint(0, 999)) if rng.random() < 0.3 else values.value(rng, zh) for _ in keys]
+        fields = {key: int(item) if item.isdigit() else item for key, item in zip(keys, found, strict=True)}
         if zh:
             asks = ("用 JSON 输出：" + "，".join(f"{k} 是 {v}" for k, v in fields.items()),)
         else:
@@ -178,7 +184,7 @@ def unknown_to_tools(rng: Random, zh: bool) -> Turn:
 
 def _not_known(rng: Random, zh: bool, asks: tuple[str, ...]) -> Turn:
     thing, who, city = values.value(rng, zh), values.name(rng, zh), values.place(rng, zh)
-    text = rng.choice(asks).format(thing=thing, who=who, city=city, a=rng.randint(11, 999), b=rng.randint(2, 999))
+    text = rng.choice(asks).format(thing=thing, who=who, city=city)
     if zh:
         mind = thoughts("不知道。", "这个我没有学过。", "我如实说不知道。", zh=True)
         return said("unknown", text, mind, ZH_UNKNOWN, zh=True)
@@ -192,8 +198,8 @@ ART_ASKS = (
 )  # fmt: skip
 UNKNOWN_ASKS = (
     *ART_ASKS, "What is a {thing}?", "Where is {thing}?", "Why is the {thing} important?", "How do I make a {thing}?",
-    "Translate {thing} into French", "What does {thing} mean?", "Who was {who}?", "What is the capital of France?",
-    "How many people live in {city}?", "What is {a} * {b}?", "Explain {thing}", "Tell me about {thing}",
+    "What does {thing} mean?", "Who was {who}?", "What is the capital of France?",
+    "How many people live in {city}?", "Explain {thing}", "Tell me about {thing}",
 )  # fmt: skip
 ZH_ART_ASKS = (
     "写一首关于{thing}的诗",
@@ -203,14 +209,14 @@ ZH_ART_ASKS = (
     "人生的意义是什么？",
 )
 ZH_UNKNOWN_ASKS = (
-    *ZH_ART_ASKS, "{thing}是什么？", "{thing}在哪里？", "为什么{thing}很重要？", "翻译：{thing}", "{city}有多少人？", "怎么做{thing}？",
+    *ZH_ART_ASKS, "{thing}是什么？", "{thing}在哪里？", "为什么{thing}很重要？", "{city}有多少人？", "怎么做{thing}？",
     "中国的首都是哪里？", "{who}是谁？",
 )  # fmt: skip
 
 
 Make = Callable[[Random, bool], Turn]
 CHATS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.36), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.09), (add, 0.04), (unknown, 0.12),
+    (fixed, 0.34), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.1), (add, 0.07), (unknown, 0.1),
 )  # fmt: skip
 BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
     (fixed, 0.4), (echo, 0.2), (json_object, 0.15), (count, 0.08), (listing, 0.07), (unknown_to_tools, 0.1),
@@ -223,10 +229,10 @@ def chat(rng: Random, zh: bool, kinds: tuple[tuple[Make, float], ...] = CHATS) -
     return rng.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0](rng, zh)
 
 
-def fact(rng: Random, zh: bool) -> tuple[str, str, str, str, str]:
-    """Something to remember: (what it is called, the statement, a question, the answer, the reply to the statement)."""
+def fact(rng: Random, zh: bool) -> Fact:
+    """Something to remember."""
     who, city, secret, color = values.name(rng, zh), values.place(rng, zh), values.code(rng), rng.choice(values.COLORS)
-    thing = values.value(rng, zh)
+    thing, number = values.value(rng, zh), rng.randint(100, 99999)
     if zh:
         noted = "好的，我记住了。"
         return rng.choice((
@@ -242,7 +248,7 @@ def fact(rng: Random, zh: bool) -> tuple[str, str, str, str, str]:
          f"Your name is {who}.", f"Nice to meet you, {who}!"),
         ("city", f"I live in {city}.", rng.choice(("Where do I live?", "In which city do I live?")), f"You live in {city}.", noted),
         ("code", f"The code is {secret}.", rng.choice(("What is the code?", "Tell me the code.")), f"The code is {secret}.", noted),
-        ("number", f"My number is {rng.randint(100, 99999)}.", "What is my number?", "", noted),
+        ("number", f"My number is {number}.", "What is my number?", f"Your number is {number}.", noted),
         ("color", f"My favorite color is {color}.", rng.choice(("What is my favorite color?", "Which color do I like?")),
          f"Your favorite color is {color}.", noted),
         ("cat", f"My cat is called {pet}.", rng.choice(("What is my cat called?", "What is the name of my cat?")),
@@ -251,16 +257,30 @@ def fact(rng: Random, zh: bool) -> tuple[str, str, str, str, str]:
     ))  # fmt: skip
 
 
-def recall(rng: Random, zh: bool, between: list[Turn], text: str = "") -> list[Turn]:
-    """A fact, other turns, and a question about the fact. text: what the fact hides in, if not said alone."""
-    what, statement, question, answer, reply = fact(rng, zh)
-    answer = answer or "Your" + statement[2:]
+def recall(rng: Random, zh: bool, between: list[Turn]) -> list[Turn]:
+    """A fact, other turns, and a question about the fact."""
+    told = fact(rng, zh)
+    if not between and rng.random() < 0.4:
+        return [_asked(told, zh, f"{told[1]} {told[2]}")]
+    what, statement, _, _, reply = told
+    minded = (f"用户告诉我{what}。", "我要记住。") if zh else (f"The user tells me the {what}.", "I keep it in mind.")
+    noted = thoughts("记住。" if zh else "Noted.", minded[0], minded[1], zh=zh)
+    return [said("told", statement, noted, reply, zh=zh), *between, _asked(told, zh)]
+
+
+def hidden(rng: Random, zh: bool, sentences: int) -> list[Turn]:
+    """One to four facts somewhere in a text, and a question about each."""
+    facts = list({told[0]: told for told in (fact(rng, zh) for _ in range(rng.randint(1, 4)))}.values())
+    text = values.filler(rng, sentences)
+    for _, statement, *_ in facts:
+        text.insert(rng.randint(0, len(text)), statement)
+    rng.shuffle(facts)
+    first, *others = facts
+    return [_asked(first, zh, " ".join((*text, first[2]))), *(_asked(told, zh) for told in others)]
+
+
+def _asked(told: Fact, zh: bool, prompt: str = "") -> Turn:
+    what, _, question, answer, _ = told
     asked = (f"用户问{what}。", "前面说过。") if zh else (f"The user asks for the {what}.", "It was said before.")
     mind = thoughts(f"{what}。" if zh else f"{what.capitalize()}.", asked[0], asked[1], zh=zh)
-    if text or (not between and rng.random() < 0.4):
-        before, _, after = text.partition("\n")
-        prompt = " ".join(part for part in (before, statement, after, question) if part)
-        return [*between, said("recall", prompt, mind, answer, zh=zh)]
-    told = (f"用户告诉我{what}。", "我要记住。") if zh else (f"The user tells me the {what}.", "I keep it in mind.")
-    noted = thoughts("记住。" if zh else "Noted.", told[0], told[1], zh=zh)
-    return [said("told", statement, noted, reply, zh=zh), *between, said("recall", question, mind, answer, zh=zh)]
+    return said("recall", prompt or question, mind, answer, zh=zh)

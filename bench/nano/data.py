@@ -14,7 +14,7 @@ from random import Random
 import numpy as np
 
 from bench.nano import toolbox, values
-from bench.nano.chats import BESIDE_TOOLS, Json, Turn, chat, recall
+from bench.nano.chats import BESIDE_TOOLS, Json, Turn, chat, hidden, recall
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.template import Segment, Template
 from glm53d.text.encode import Encoder
@@ -50,15 +50,15 @@ def sample(index: int, *, split: str = "train") -> Sample:
     tools: list[toolbox.Tool] = []
     turns: list[Turn] = []
     rest = rng.random()
-    if rng.random() < 0.5:
+    if rng.random() < 0.55:
         tools = toolbox.toolbox(rng)
-        for left in range(rng.choices((0, 1, 2, 3), (0.25, 0.3, 0.25, 0.2))[0], -1, -1):
+        for left in range(rng.choices((0, 1, 2, 3, 5), (0.25, 0.2, 0.2, 0.2, 0.15))[0], -1, -1):
             turns += _tool_round(rng, tools, zh, is_last=not left)
     elif rest < 0.25:
         between = [chat(rng, zh) for _ in range(rng.choices((0, 1, 2, 6), (0.4, 0.3, 0.25, 0.05))[0])]
         turns = recall(rng, zh, between)
     elif rest < 0.35:
-        turns = recall(rng, zh, [], _hiding_text(rng))
+        turns = hidden(rng, zh, rng.randint(40, 180) if rng.random() < 0.2 else rng.randint(2, 20))
     elif rest < 0.4:
         turns = [toolbox.no_call(rng, [], zh)]
     else:
@@ -128,21 +128,14 @@ class Codec:
 def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:
     """One request. A call has a result, except perhaps at the end: behind a call nobody but a tool speaks."""
     roll = rng.random()
-    if roll < 0.12:
+    if roll < 0.1:
         return [chat(rng, zh, BESIDE_TOOLS)]
-    if roll < 0.2:
+    if roll < 0.25:
         return [toolbox.no_call(rng, tools, zh)]
     turns = [toolbox.call(rng, rng.choice(tools), zh)]
     if not is_last or rng.random() < 0.5:
         turns.append(toolbox.result(rng, zh))
     return turns
-
-
-def _hiding_text(rng: Random) -> str:
-    """Two texts, a line each: a fact goes between them. One in five is long."""
-    sentences = rng.randint(40, 180) if rng.random() < 0.2 else rng.randint(2, 20)
-    cut = rng.randint(0, sentences)
-    return f"{values.filler(rng, cut)}\n{values.filler(rng, sentences - cut)}"
 
 
 def main(number: int) -> None:

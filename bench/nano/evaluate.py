@@ -2,13 +2,15 @@
 
     python -m bench.nano.evaluate FOLDER [--plain FOLDER] [--number 600]
 
-FOLDER is served with FP8 rows and MTP drafts, which change no token. --plain, an export with --plain, is served as it
-is, and its texts are compared with FOLDER's. Prints a table and ends with 1 when an aim is missed.
+FOLDER is served with FP8 rows and MTP drafts, which change no token; once more with attention to every token, for the
+prompts that have more of them than indexers choose. --plain, an export with --plain, is served as it is, and its texts
+are compared with FOLDER's. Prints a table and ends with 1 when an aim is missed.
 """
 
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ AIMS = {
     "echo: exact": 0.95,
     "recall: exact": 0.95,
     "fixed questions: exact": 0.98,
-    "contexts beyond top-k: exact, against those within": 0.97,
+    "beyond top-k: exact, against attention to all": 0.97,
     "thinking grows with effort": 1.0,
     "FP8 gives the text of FP32": 0.97,
     "first draft accepted": 0.75,
@@ -66,6 +68,11 @@ class Given:
     def is_exact(self, wanted: Turn) -> bool:
         """Answer or call are to the letter. Thinking may differ."""
         return (self.answer, self.call) == (wanted.answer, wanted.call)
+
+    @property
+    def is_beyond_topk(self) -> bool:
+        """Indexers had to choose."""
+        return self.prompt_tokens > TOPK
 
 
 def cases(number: int) -> Iterator[Case]:
@@ -133,15 +140,20 @@ def _given(body: Any) -> Given:
     )  # fmt: skip
 
 
-def table(asked: list[Case], given: list[Given], plain: list[Given] | None) -> dict[str, float]:
-    """Shares by name, those of AIMS among them."""
+def table(
+    asked: list[Case], given: list[Given], plain: list[Given] | None = None, dense: list[Given] | None = None
+) -> dict[str, float]:
+    """Shares by name, those of AIMS among them. dense: for those beyond top-k."""
     pairs = list(zip(asked, given, strict=True))
     rows = {"well-formed turns": _share(each.well_formed for each in given)}
     for group in sorted({case.group for case in asked}):
-        rows[f"{group}: exact"] = _share(each.is_exact(case.wanted) for case, each in pairs if case.group == group)
-    within = _share(each.is_exact(case.wanted) for case, each in pairs if each.prompt_tokens <= TOPK)
-    beyond = _share(each.is_exact(case.wanted) for case, each in pairs if each.prompt_tokens > TOPK)
-    rows["contexts beyond top-k: exact, against those within"] = beyond / within if within else 0.0
+        rows[f"{group}: exact"] = _exact([pair for pair in pairs if pair[0].group == group])
+    within = [pair for pair in pairs if not pair[1].is_beyond_topk]
+    beyond = [pair for pair in pairs if pair[1].is_beyond_topk]
+    rows["within top-k: exact"], rows["beyond top-k: exact"] = _exact(within), _exact(beyond)
+    if dense is not None:
+        with_all = _exact([(case, each) for (case, _), each in zip(beyond, dense, strict=True)])
+        rows["beyond top-k: exact, against attention to all"] = _exact(beyond) / with_all if with_all else 0.0
     lengths = [
         [len(each.thinking) for case, each in pairs if case.effort == effort and not case.wanted.zh]
         for effort in EFFORTS
@@ -160,6 +172,10 @@ def table(asked: list[Case], given: list[Given], plain: list[Given] | None) -> d
     return rows
 
 
+def _exact(pairs: list[tuple[Case, Given]]) -> float:
+    return _share(each.is_exact(case.wanted) for case, each in pairs)
+
+
 def _share(found: Iterator[bool]) -> float:
     every = list(found)
     return sum(every) / len(every) if every else 0.0
@@ -173,6 +189,17 @@ def served(folder: Path, asked: list[Case], *settings: str) -> list[Given]:
             return asyncio.run(answers(daemon.url, asked))
 
 
+def served_dense(folder: Path, asked: list[Case]) -> list[Given]:
+    """Likewise, with indexers that choose every token."""
+    with tempfile.TemporaryDirectory() as temp:
+        copied = Path(temp) / "dense"
+        shutil.copytree(folder, copied)
+        fields = json.loads((copied / "config.json").read_text())
+        fields["index_topk"] = fields["max_position_embeddings"]
+        (copied / "config.json").write_text(json.dumps(fields))
+        return served(copied, asked, *FOLDER_SETTINGS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -183,7 +210,8 @@ def main() -> None:
     asked = list(cases(args.number))
     given = served(args.folder, asked, *FOLDER_SETTINGS)
     plain = served(args.plain, asked) if args.plain else None
-    rows = table(asked, given, plain)
+    beyond = [case for case, each in zip(asked, given, strict=True) if each.is_beyond_topk]
+    rows = table(asked, given, plain, served_dense(args.folder, beyond))
     missed = [name for name, aim in AIMS.items() if rows.get(name, aim) < aim]
     for name, value in rows.items():
         print(f"{name:55} {value:8.3f}" + (f"   aim {AIMS[name]}" if name in AIMS else ""))

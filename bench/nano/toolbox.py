@@ -107,7 +107,7 @@ def tool(rng: Random, kind: Kind) -> Tool:
 
 def toolbox(rng: Random) -> list[Tool]:
     """One to four tools that do different things and have different names."""
-    number = rng.choices((1, 2, 3, 4), (0.35, 0.35, 0.2, 0.1))[0]
+    number = rng.choices((1, 2, 3, 4), (0.25, 0.35, 0.25, 0.15))[0]
     kinds = [kind if rng.random() < 0.7 else _looked_up(rng.choice(THINGS), rng) for kind in rng.sample(KINDS, number)]
     by_name = {made.name: made for made in (tool(rng, kind) for kind in kinds)}
     by_use = {made.kind.description.split(" ", 1)[1]: made for made in by_name.values()}
@@ -115,36 +115,42 @@ def toolbox(rng: Random) -> list[Tool]:
 
 
 def call(rng: Random, chosen: Tool, zh: bool) -> Turn:
-    """A request for this tool."""
+    """A request for this tool. What is wanted is thought first, in the words of the description: these are found
+    among the tools, or are not, and the name is the one beside them.
+    """
     shown = [_value(rng, of, zh) for _, of in chosen.parameters]
     arguments: Json = {
         name: int(text) if of == "int" else text for (name, of), text in zip(chosen.parameters, shown, strict=True)
     }
+    wanted = chosen.kind.description
     if not chosen.described or rng.random() < 0.15:  # by its name, the only way to know what to call
-        given = "，".join(shown) if zh else " and ".join(shown)
+        given = ("，" if zh else ", ").join(shown)
         asks: tuple[str, ...] = (f"用 {chosen.name} 处理 {given}",) if zh else (
             f"Use {chosen.name} with {given}", f"Call {chosen.name} on {given}")  # fmt: skip
-        text = rng.choice(asks)
+        text, wanted = rng.choice(asks), "By name"
     else:
         text = rng.choice(chosen.kind.zh_asks if zh else chosen.kind.asks).format(*shown)
     listed = ", ".join(name for name, _ in chosen.parameters)
     if zh:
-        mind = thoughts("调用工具。", f"我需要调用 {chosen.name}。", f"参数是 {listed}。", zh=True)
+        mind = thoughts(f"{wanted}。", f"{wanted}：我需要调用 {chosen.name}。", f"参数是 {listed}。", zh=True)
     else:
-        mind = thoughts("Call a tool.", f"I need to call {chosen.name}.", f"It takes {listed}.")
+        mind = thoughts(f"{wanted}.", f"{wanted}: I need to call {chosen.name}.", f"It takes {listed}.")
     return Turn("tool", {"role": "user", "content": text}, mind, "", (chosen.name, arguments), zh)
 
 
 def no_call(rng: Random, tools: list[Tool], zh: bool) -> Turn:
     """A request for what none of these tools does."""
     used = {made.kind.description for made in tools}
-    kind = rng.choice([kind for kind in KINDS if kind.description not in used])
+    kind = _looked_up(rng.choice(THINGS), rng) if tools and rng.random() < 0.3 else rng.choice(KINDS)
+    if kind.description.split(" ", 1)[1] in {each.split(" ", 1)[1] for each in used}:
+        return no_call(rng, tools, zh)
     shown = [_value(rng, of, zh) for _, of in kind.parameters]
     text = rng.choice(kind.zh_asks if zh else kind.asks).format(*shown)
+    wanted = kind.description
     if zh:
-        mind = thoughts("没有工具。", "没有合适的工具。", "我如实告诉用户。", zh=True)
+        mind = thoughts(f"{wanted}。", f"{wanted}：没有合适的工具。", "我如实告诉用户。", zh=True)
         return said("no tool", text, mind, "我没有合适的工具。", zh=True)
-    mind = thoughts("No tool.", "I have no tool for this.", "I say so to the user.")
+    mind = thoughts(f"{wanted}.", f"{wanted}: I have no tool for this.", "I say so to the user.")
     return said("no tool", text, mind, "I have no tool for that.")
 
 
@@ -170,7 +176,7 @@ def result(rng: Random, zh: bool) -> Turn:
 def _looked_up(thing: str, rng: Random) -> Kind:
     verb = rng.choice(VERBS)
     return Kind(
-        (f"{verb}_{thing}", f"{thing}_of", f"{thing}"), f"{verb.capitalize()} the {thing} of something", (("name item id object", "value"),),
+        (f"{verb}_{thing}", f"{thing}_of", f"{thing}"), f"Get the {thing} of something", (("name item id object", "value"),),
         (f"What is the {thing} of {{0}}?", f"{verb.capitalize()} the {thing} of {{0}}", f"Tell me the {thing} of {{0}}"),
         (f"{{0}}的 {thing} 是什么？", f"查{{0}}的 {thing}"),
     )  # fmt: skip

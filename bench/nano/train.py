@@ -8,7 +8,7 @@ WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and
     0.00   short samples and drills, loss on all tokens
     0.20   samples of all lengths, loss on what the model writes alone; indexers learn from what attention looks at
     0.25   learning rates begin to fall, to nothing at the end
-    0.45   the MTP layer too
+    0.45   the MTP layer too, on every other batch
     0.55   attention sees only what indexers choose
 """
 
@@ -122,7 +122,8 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
         ids, own = padded.ids, padded.own
-        teach = teach and self.state.step % 2 == 0  # it costs a fifth of a step, and indexers learn soon enough
+        # Each costs a fifth of a step, and both learn soon enough.
+        teach, mtp = teach and self.state.step % 2 == 0, mtp and self.state.step % 2 == 1
         batch = self.model.batch(ids.shape[1], sparse=sparse, teach=teach)
         states = self.model(ids, batch)
         text = self._loss(states[:, :-1], ids[:, 1:], own[:, 1:])

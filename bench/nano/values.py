@@ -120,11 +120,11 @@ def email(rng: Random) -> str:
     return f"{word(rng)}@{rng.choice(('example.com', 'mail.org', word(rng) + '.net'))}"
 
 
-def filler(rng: Random, sentences: int) -> str:
-    """A text without meaning to look for something in."""
-    return " ".join(
+def filler(rng: Random, sentences: int) -> list[str]:
+    """Sentences without meaning to look for something in."""
+    return [
         rng.choice(FILLER).format(
             a=rng.choice(NOUNS), b=rng.choice(NOUNS), c=place(rng, False), n=rng.choice(NAMES), n2=rng.choice(NAMES)
         )
         for _ in range(sentences)
-    )
+    ]

@@ -25,7 +25,7 @@ def test_held_out_prompts_are_answered_to_the_letter(nano):
     """A part of what `python -m bench.nano.evaluate` measures, with room for so few: the card has the whole."""
     asked = list(evaluate.cases(NUMBER))
     given = asyncio.run(evaluate.answers(nano.url, asked))
-    rows = evaluate.table(asked, given, None)
+    rows = evaluate.table(asked, given)
     assert rows["well-formed turns"] >= 0.95
     assert rows["fixed questions: exact"] >= 0.95
     assert rows["tool: exact"] >= 0.5
