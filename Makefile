@@ -1,6 +1,6 @@
 # make serve         prepares .venv and the native module when needed, then starts the daemon
 # make test          what CI runs: lint, native tests, all Python tests in their short form
-# make bench         the daemon under load on the simulated engine, then the parts
+# make bench         the daemon under load on the simulated engine, then the parts, then the built-in model
 # make fuzz          long random runs against template, tokenizer, decoder and parsers
 # make test-all      also native tests under ASan+UBSan and TSan, and the long form of the property tests
 #
@@ -85,7 +85,8 @@ test-sanitized: venv
 
 bench: venv
 	$(BIN)/python -m bench.e2e $(ARGS)
-	for part in ring tree encode next_batch render decode pump parse mask; do $(BIN)/python -m bench.micro.$$part || exit 1; done
+	for part in ring tree encode next_batch render decode pump parse mask gil; do $(BIN)/python -m bench.micro.$$part || exit 1; done
+	$(BIN)/python -m bench.nano.speed
 
 # Random and mutated input against the parts that read what others wrote, for as long as the long profile takes.
 fuzz: venv

@@ -1,5 +1,6 @@
 """Samples -> padded batches of about equal size, the same for everybody who asks for batch i."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.nano.data import MAX_LEN, SEED, Codec, Encoded, sample
+from bench.nano.data import MAX_LEN, NAME_IDS, NONE, SEED, Codec, Encoded, sample
 
 POOL = 1024  # samples that are sorted by length and cut into batches: so little is padding
 
@@ -19,6 +20,7 @@ class Padded:
     ids: Tensor  # [rows, tokens]
     own: Tensor  # [rows, tokens] bool: what the model is to write
     others: Tensor  # [rows, tokens] bool: what it reads
+    tools: Tensor  # [rows, tokens, NAME_IDS]: the first ids of the name of the tool that is described there, or NONE
     samples: list[Encoded]
 
 
@@ -26,15 +28,15 @@ class Batches:
     """Batch i of a split, each of at most `tokens` padding included, or of one sample that is longer."""
 
     def __init__(
-        self, codec: Codec, tokens: int, split: str = "train", max_len: int = MAX_LEN, drills: float = 0.0,
-        together: int = 1,
+        self, codec: Codec, tokens: int, split: str = "train", max_len: int = MAX_LEN,
+        drill: Callable[[Random], Encoded] | None = None, drills: float = 0.0, together: int = 1,
     ):  # fmt: skip
-        """max_len: of a sample; longer ones are left out. drills: a share of samples that are replaced by some.
+        """max_len: of a sample; longer ones are left out. drills: a share of samples that a drill replaces.
         together: so many batches that begin at a multiple of it are of about equal length, for ranks that wait for
         each other.
         """
-        self.codec, self.tokens, self.split, self.max_len, self.drills = codec, tokens, split, max_len, drills
-        self.together = together
+        self.codec, self.tokens, self.split, self.max_len = codec, tokens, split, max_len
+        self.drill, self.drills, self.together = drill, drills, together
         self._pool, self._number, self._first = list[Padded](), -1, 0
 
     def __getitem__(self, index: int) -> Padded:
@@ -61,8 +63,8 @@ class Batches:
 
     def _sample(self, index: int) -> Encoded:
         rng = Random(f"{SEED} {self.split} drill {index}")
-        if rng.random() < self.drills:
-            return self.codec.drill(rng)
+        if self.drill is not None and rng.random() < self.drills:
+            return self.drill(rng)
         return self.codec.encode(sample(index, split=self.split))
 
 
@@ -71,7 +73,8 @@ def _padded(samples: list[Encoded]) -> Padded:
     ids = np.zeros((len(samples), length), np.int64)
     own = np.zeros((len(samples), length), bool)
     others = np.zeros((len(samples), length), bool)
+    tools = np.full((len(samples), length, NAME_IDS), NONE)
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
-        ids[here], own[here], others[here] = each.ids, each.own, ~each.own
-    return Padded(torch.from_numpy(ids), torch.from_numpy(own), torch.from_numpy(others), samples)
+        ids[here], own[here], others[here], tools[here] = each.ids, each.own, ~each.own, each.tools
+    return Padded(*map(torch.from_numpy, (ids, own, others, tools)), samples)

@@ -22,6 +22,8 @@ from glm53d.text.vocab import Vocab
 
 SEED = 53
 EFFORTS = ("low", "high", "max")
+NAME_IDS = 3
+NONE = -1
 MAX_LEN = 4096
 
 
@@ -36,11 +38,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Encoded:
-    """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span."""
+    """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span.
+    tools [tokens, NAME_IDS]: the first ids of the name of the tool that a token describes; NONE elsewhere.
+    """
 
     ids: np.ndarray
     own: np.ndarray
     kinds: list[tuple[str, int, int]]
+    tools: np.ndarray
 
 
 def sample(index: int, *, split: str = "train") -> Sample:
@@ -96,6 +101,8 @@ class Codec:
         self.template = Template(self.vocab.added)
         self._role_ends = {self.vocab.added[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")}
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
+        self._before_name = self.encoder.encode_segments(['{"name": "'])
+        self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
 
     def segments(self, drawn: Sample) -> list[Segment]:
         """The whole conversation, the end of the last turn included."""
@@ -115,14 +122,49 @@ class Codec:
             stop = int(ends[np.searchsorted(ends, start)]) + 1
             own[start:stop] = True
             kinds.append((turn.kind, start, stop))
-        return Encoded(ids, own, kinds)
+        return Encoded(ids, own, kinds, self._tools(ids))
+
+    def _tools(self, ids: np.ndarray) -> np.ndarray:
+        out = np.full((len(ids), NAME_IDS), NONE)
+        lead = len(self._before_name)
+        [users] = np.nonzero(ids == self.vocab.added["<|user|>"])
+        windows = np.lib.stride_tricks.sliding_window_view(ids[: users[0]], lead)
+        for start in (np.flatnonzero((windows == self._before_name).all(1)) + lead).tolist():
+            end = start + int(self._ends_line[ids[start:]].argmax())
+            for place in range(NAME_IDS):
+                out[start + place : end, place] = ids[start + place]
+        return out
+
+    def tool_drill(self, rng: Random) -> Encoded:
+        """Tools, and turn after turn of a model that knows what it wants and has to find it among them."""
+        added = self.vocab.added
+        tools, asked = toolbox.drill(rng)
+        greeting: list[Json] = [{"role": "user", "content": "Hi"}]
+        head = Conversation(greeting, [made.schema for made in tools], "low", add_generation_prompt=False)
+        parts: list[tuple[Segment, bool]] = [(segment, False) for segment in self.template.render(head)]
+        start = len(self.encoder.encode_segments([segment for segment, _ in parts]))
+        for wanted, found in asked:
+            parts += [(added["<|assistant|>"], False), (added["<think>"], False), (f"{wanted}.", False)]
+            parts.append((added["</think>"], True))
+            if found is None:
+                parts += [("I have no tool for that.", True), (added["<|user|>"], True)]
+                continue
+            parts += [(added["<tool_call>"], True), (found.name, True)]
+            for name, _ in found.parameters:
+                parts += [(added["<arg_key>"], True), (name, True), (added["</arg_key>"], True)]
+                parts += [(added["<arg_value>"], True), (values.word(rng), False), (added["</arg_value>"], False)]
+            parts += [(added["</tool_call>"], True), (added["<|observation|>"], True)]
+        coded = [(self.encoder.encode_segments([segment]), is_own) for segment, is_own in parts]
+        ids = np.concatenate([np.asarray(part) for part, _ in coded])
+        own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
+        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids))
 
     def drill(self, rng: Random) -> Encoded:
         """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
         number, first = rng.randint(3, 30), min(self.vocab.added.values())
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
         own = np.arange(len(ids)) >= number
-        return Encoded(np.array(ids), own, [("drill", number, len(ids))])
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))], np.full((len(ids), NAME_IDS), NONE))
 
 
 def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:

@@ -89,7 +89,7 @@ def tool(rng: Random, kind: Kind) -> Tool:
     named: dict[str, str] = {}
     properties: dict[str, Json] = {}
     for names, of in kind.parameters:
-        options = [option for option in names.split() if option not in named]
+        options = [option for option in names.split() if option not in named] or [values.word(rng)]
         parameter = rng.choice(options) if rng.random() < 0.75 else values.word(rng)
         named[parameter] = of
         properties[parameter] = {"type": "integer" if of == "int" else "string"}
@@ -112,6 +112,27 @@ def toolbox(rng: Random) -> list[Tool]:
     by_name = {made.name: made for made in (tool(rng, kind) for kind in kinds)}
     by_use = {made.kind.description.split(" ", 1)[1]: made for made in by_name.values()}
     return list(by_use.values())
+
+
+def drill(rng: Random) -> tuple[list[Tool], list[tuple[str, Tool | None]]]:
+    """Tools described in any words, and each description once, to find among them; some more are not there."""
+    kinds = [_any_kind(rng) for _ in range(rng.randint(3, 8))]
+    by_name = {made.name: made for made in (tool(rng, kind) for kind in kinds)}
+    by_use = {made.kind.description: made for made in by_name.values()}
+    asked: list[tuple[str, Tool | None]] = [(use, made) for use, made in by_use.items() if made.described]
+    absent = {_any_kind(rng).description for _ in range(rng.randint(1, 3))} - by_use.keys()
+    asked += [(use, None) for use in sorted(absent)]
+    rng.shuffle(asked)
+    return list(by_use.values()), asked
+
+
+def _any_kind(rng: Random) -> Kind:
+    if rng.random() < 0.4:
+        return rng.choice(KINDS)
+    if rng.random() < 0.3:
+        return _looked_up(rng.choice(THINGS), rng)
+    parameters = tuple((values.word(rng), rng.choice(("int", "value"))) for _ in range(rng.randint(1, 3)))
+    return Kind((_made_up(rng),), values.phrase(rng, False, 4), parameters, (), ())
 
 
 def call(rng: Random, chosen: Tool, zh: bool) -> Turn:

@@ -5,11 +5,12 @@
 WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
 --steps, which may change between runs as long as the phase does not:
 
-    0.00   short samples and drills, loss on all tokens
-    0.20   samples of all lengths, loss on what the model writes alone; indexers learn from what attention looks at
+    0.00   short samples and drills of copying, loss on all tokens
+    0.20   samples of all lengths and drills of finding tools, loss on what the model writes alone; on every other batch
+           indexers learn from what attention looks at
     0.25   learning rates begin to fall, to nothing at the end
-    0.45   the MTP layer too, on every other batch
-    0.55   attention sees only what indexers choose
+    0.45   on the other batches, the MTP layer too
+    0.55   attention sees only what indexers choose, where these learn
 """
 
 import argparse
@@ -32,9 +33,10 @@ from glm53d.model.config import ModelConfig
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
 ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM = 0.2, 0.25, 0.45, 0.55
-SHORT, DRILLS = 256, 0.15
+SHORT, DRILLS = 256, 0.2
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
+TOOLS_WEIGHT, TOOLS_TOKENS = 1.0, 256  # of a batch, per rank
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 25, 250, 25
 HELD_OUT = 12  # batches of the split "held out"
@@ -48,6 +50,7 @@ class Losses:
     text: float = 0.0
     mtp: float = 0.0
     index: float = 0.0
+    tools: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,13 +75,13 @@ class Trainer:
         plain = [
             name
             for name, p in named.items()
-            if p.dim() < 2 or "embed" in name or "lm_head" in name or name.endswith("gate")
+            if p.dim() < 2 or "embed" in name or "_head" in name or name.endswith("gate")
         ]
         self.parameters = list(named.values())
         self.muon = Muon([p for name, p in named.items() if name not in plain])
         self.adam = torch.optim.AdamW([named[name] for name in plain], betas=(0.9, 0.95), weight_decay=0.0)
-        self.short = Batches(codec, TOKENS, "short", SHORT, DRILLS, together=ranks)
-        self.batches = Batches(codec, TOKENS, together=ranks)
+        self.short = Batches(codec, TOKENS, "short", SHORT, codec.drill, DRILLS, together=ranks)
+        self.batches = Batches(codec, TOKENS, drill=codec.tool_drill, drills=DRILLS, together=ranks)
         self.held_out = Batches(codec, TOKENS, "held out")
         self.state = State()
         self._resume()
@@ -122,8 +125,9 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
         ids, own = padded.ids, padded.own
-        # Each costs a fifth of a step, and both learn soon enough.
-        teach, mtp = teach and self.state.step % 2 == 0, mtp and self.state.step % 2 == 1
+        # Each costs a fifth of a step or more, and all learn soon enough.
+        is_even = self.state.step % 2 == 0
+        teach, sparse, mtp = teach and is_even, sparse and is_even, mtp and not is_even
         batch = self.model.batch(ids.shape[1], sparse=sparse, teach=teach)
         states = self.model(ids, batch)
         text = self._loss(states[:, :-1], ids[:, 1:], own[:, 1:])
@@ -133,6 +137,8 @@ class Trainer:
         if mtp:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
+        tools = self.model.tool_loss(batch, padded.tools, TOOLS_TOKENS)
+        total, losses.tools = total + TOOLS_WEIGHT * tools, tools.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()
             total, losses.index = total + index, index.item()
@@ -148,7 +154,7 @@ class Trainer:
             return
         moes = [module for module in self.model.modules() if isinstance(module, Moe)]
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        found = [losses.tokens, losses.text, losses.mtp, losses.index]
+        found = [losses.tokens, losses.text, losses.mtp, losses.index, losses.tools]
         flat = torch.cat([*(g.flatten() for g in grads), *(moe.load for moe in moes), torch.tensor(found)])
         dist.all_reduce(flat)
         parts = flat.split([*(g.numel() for g in grads), *(len(moe.load) for moe in moes), len(found)])
@@ -158,7 +164,7 @@ class Trainer:
             moe.load.copy_(part)
         tokens, *means = parts[-1].tolist()
         losses.tokens = int(tokens)
-        losses.text, losses.mtp, losses.index = (mean / self.ranks for mean in means)
+        losses.text, losses.mtp, losses.index, losses.tools = (mean / self.ranks for mean in means)
 
     @torch.no_grad()
     def exact(self) -> str:
@@ -178,10 +184,10 @@ class Trainer:
 
     def _log_losses(self) -> None:
         state, recent = self.state, self.state.recent
-        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in ("text", "mtp", "index")]
+        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in ("text", "mtp", "index", "tools")]
         self._log(
             f"step {state.step} tokens {state.tokens / 1e6:.2f}M cpu {state.cpu_s / 60:.1f}min "
-            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f}"
+            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f} tools {mean[3]:.4f}"
         )
         recent.clear()
 

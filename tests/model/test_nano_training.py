@@ -1,14 +1,16 @@
 """What the nano model is trained as is what it is served as: one architecture, written twice."""
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from bench.nano import export
+from bench.nano import export, toolbox
 from bench.nano.batches import Batches
-from bench.nano.data import Codec
+from bench.nano.data import NAME_IDS, NONE, Codec
 from bench.nano.model import Nano
 from bench.nano.muon import orthogonal
 from glm53d.model.config import ModelConfig
@@ -79,6 +81,42 @@ def test_muon_makes_singular_values_alike():
     made = orthogonal(torch.randn(3, 40, 24) @ torch.diag(torch.logspace(-2, 0, 24)))
     values = torch.linalg.svdvals(made)
     assert (values > 0.3).all() and (values < 1.4).all()
+
+
+def test_every_token_that_describes_a_tool_is_marked_with_its_name():
+    codec = Codec(NANO / "tokenizer.json")
+    text = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    for seed in range(20):
+        drilled, tools = codec.tool_drill(Random(seed)), toolbox.drill(Random(seed))[0]
+        marked = np.flatnonzero((drilled.tools != NONE).all(1))
+        parts = np.split(marked, np.flatnonzero(np.diff(marked) > 1) + 1)
+        assert len(parts) == len(tools)
+        for tool, part in zip(tools, parts, strict=True):
+            name = text.encode(f'{tool.name}", "', add_special_tokens=False).ids[:NAME_IDS]
+            assert (drilled.tools[part] == name).all()
+            first = part[0] - NAME_IDS + 1  # it is known from its last of these on
+            line = text.decode(drilled.ids[first : part[-1] + 1].tolist())
+            assert line.startswith(f'{tool.name}", ') and all(name in line for name, _ in tool.parameters)
+            assert "\n" not in line
+
+
+def test_a_drill_asks_each_description_once_and_tells_of_no_value():
+    codec = Codec(NANO / "tokenizer.json")
+    text = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    for seed in range(20):
+        drilled, (tools, asked) = codec.tool_drill(Random(seed)), toolbox.drill(Random(seed))
+        assert len({wanted for wanted, _ in asked}) == len(asked)
+        own = text.decode(drilled.ids[drilled.own].tolist(), skip_special_tokens=False)
+        found = "".join(
+            f"</think><tool_call>{tool.name}"
+            + "".join(f"<arg_key>{name}</arg_key><arg_value>" for name, _ in tool.parameters)
+            + "</tool_call><|observation|>"
+            if tool is not None
+            else "</think>I have no tool for that.<|user|>"
+            for _, tool in asked
+        )
+        assert own == found
+        assert all(tool in tools for _, tool in asked if tool is not None)
 
 
 def test_a_batch_is_the_same_whenever_it_is_asked_for():
