@@ -21,6 +21,7 @@ class Padded:
     own: Tensor  # [rows, tokens] bool: what the model is to write
     others: Tensor  # [rows, tokens] bool: what it reads
     tools: Tensor  # [rows, tokens, NAME_IDS]: the first ids of the name of the tool that is described there, or NONE
+    chosen: Tensor  # [rows, tokens, NAME_IDS]: of the tool that is to be called
     samples: list[Encoded]
 
 
@@ -73,8 +74,9 @@ def _padded(samples: list[Encoded]) -> Padded:
     ids = np.zeros((len(samples), length), np.int64)
     own = np.zeros((len(samples), length), bool)
     others = np.zeros((len(samples), length), bool)
-    tools = np.full((len(samples), length, NAME_IDS), NONE)
+    tools, chosen = (np.full((len(samples), length, NAME_IDS), NONE) for _ in range(2))
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
-        ids[here], own[here], others[here], tools[here] = each.ids, each.own, ~each.own, each.tools
-    return Padded(*map(torch.from_numpy, (ids, own, others, tools)), samples)
+        ids[here], own[here], others[here] = each.ids, each.own, ~each.own
+        tools[here], chosen[here] = each.tools, each.chosen
+    return Padded(*map(torch.from_numpy, (ids, own, others, tools, chosen)), samples)

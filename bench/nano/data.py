@@ -22,8 +22,11 @@ from glm53d.text.vocab import Vocab
 
 SEED = 53
 EFFORTS = ("low", "high", "max")
+MARKS = tuple(mark.encode() for mark in ".:。：")  # behind what is wanted
 NAME_IDS = 3
 NONE = -1
+NO_TOOL = 0  # an id that begins no name
+CHOOSING = 3  # tokens behind what is wanted
 MAX_LEN = 4096
 
 
@@ -40,12 +43,15 @@ class Sample:
 class Encoded:
     """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span.
     tools [tokens, NAME_IDS]: the first ids of the name of the tool that a token describes; NONE elsewhere.
+    chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
+    where there is none.
     """
 
     ids: np.ndarray
     own: np.ndarray
     kinds: list[tuple[str, int, int]]
     tools: np.ndarray
+    chosen: np.ndarray
 
 
 def sample(index: int, *, split: str = "train") -> Sample:
@@ -103,6 +109,7 @@ class Codec:
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
         self._before_name = self.encoder.encode_segments(['{"name": "'])
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
+        self._marks = np.flatnonzero([token in MARKS for token in self.vocab.token_bytes])
 
     def segments(self, drawn: Sample) -> list[Segment]:
         """The whole conversation, the end of the last turn included."""
@@ -112,7 +119,7 @@ class Codec:
     def encode(self, drawn: Sample) -> Encoded:
         """Ids, and which of them the model writes: from behind <think> to the end of the turn."""
         ids = np.asarray(self.encoder.encode_segments(self.segments(drawn)))
-        own = np.zeros(len(ids), bool)
+        own, chosen = np.zeros(len(ids), bool), np.full((len(ids), NAME_IDS), NONE)
         kinds = []
         starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
         ends = np.flatnonzero(np.isin(ids, list(self._role_ends)))
@@ -122,7 +129,16 @@ class Codec:
             stop = int(ends[np.searchsorted(ends, start)]) + 1
             own[start:stop] = True
             kinds.append((turn.kind, start, stop))
-        return Encoded(ids, own, kinds, self._tools(ids))
+            if turn.kind in ("tool", "no tool"):
+                mark = start + int(np.isin(ids[start:stop], self._marks).argmax())
+                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call and turn.call[0])
+        return Encoded(ids, own, kinds, self._tools(ids), chosen)
+
+    def _first_ids(self, name: str | None) -> np.ndarray:
+        """Of a tool's name as its description has it."""
+        if name is None:
+            return np.full(NAME_IDS, NO_TOOL)
+        return np.asarray(self.encoder.encode_segments([f'{name}", "'])[:NAME_IDS])
 
     def _tools(self, ids: np.ndarray) -> np.ndarray:
         out = np.full((len(ids), NAME_IDS), NONE)
@@ -157,14 +173,18 @@ class Codec:
         coded = [(self.encoder.encode_segments([segment]), is_own) for segment, is_own in parts]
         ids = np.concatenate([np.asarray(part) for part, _ in coded])
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
-        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids))
+        chosen = np.full((len(ids), NAME_IDS), NONE)
+        for at, (_, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
+            chosen[at - 1 : at + 2] = self._first_ids(found and found.name)
+        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), chosen)
 
     def drill(self, rng: Random) -> Encoded:
         """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
         number, first = rng.randint(3, 30), min(self.vocab.added.values())
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
         own = np.arange(len(ids)) >= number
-        return Encoded(np.array(ids), own, [("drill", number, len(ids))], np.full((len(ids), NAME_IDS), NONE))
+        none = np.full((len(ids), NAME_IDS), NONE)
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))], none, none)
 
 
 def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:

@@ -31,7 +31,7 @@ def official(state: dict[str, Tensor], config: ModelConfig) -> Iterator[tuple[st
     """The training module's tensors by their official names."""
     mtp = f"layers.{config.num_hidden_layers}."
     for name, tensor in state.items():
-        if name.startswith("tool_head"):  # for training alone
+        if name.startswith("tool_heads"):  # for training alone
             continue
         name = name.replace("mtp.shared_head_norm", "mtp.shared_head.norm").replace("mtp.", mtp)
         if name.endswith("mlp.experts_gate_up"):

@@ -17,7 +17,8 @@ from bench.nano.data import NAME_IDS
 from glm53d.model.config import ModelConfig
 
 NEVER = -1e9
-MIDDLE = 2  # the layer behind which a token in a tool's description is to know whose it is
+TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description is to know whose it is,
+TOOL_CHOSEN = 4  # and the one behind which it is to be known which tool is called
 CODE = 20  # dimensions
 
 
@@ -53,7 +54,7 @@ class Batch:
     teach: bool  # let indexers learn from attention
     hidden: Tensor | None = None  # [rows, 1, tokens, tokens] 0 or NEVER: what the last full layer left out
     losses: list[Tensor] | None = None
-    middle: Tensor | None = None  # [rows, tokens, hidden]: behind layer MIDDLE
+    behind: list[Tensor] | None = None  # [rows, tokens, hidden] of each layer
     scores: Tensor | None = None  # of the last full layer's indexer, and what its layers have looked at
     seen: list[Tensor] | None = None
 
@@ -231,7 +232,9 @@ class Nano(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = linear(config.hidden_size, config.vocab_size, 0.25)
         self.mtp = MtpLayer(config)
-        self.tool_head = linear(config.hidden_size, NAME_IDS * config.vocab_size, 0.25)  # for training alone
+        self.tool_heads = nn.ModuleList(  # for training alone
+            linear(config.hidden_size, NAME_IDS * config.vocab_size, 0.25) for _ in range(2)
+        )
         dim = config.qk_rope_head_dim
         self.inv_freq: Tensor
         self.register_buffer(
@@ -309,25 +312,30 @@ class Nano(nn.Module):
     def forward(self, ids: Tensor, batch: Batch) -> Tensor:
         """[rows, tokens] ids -> [rows, tokens, hidden] states behind the last norm."""
         x = self.embed_tokens(ids)
-        for number, layer in enumerate(self.layers):
+        batch.behind = []
+        for layer in self.layers:
             x = layer(x, batch)
-            if number == MIDDLE:
-                batch.middle = x
+            batch.behind.append(x)
         batch.settle()
         return self.norm(x)
 
-    def tool_loss(self, batch: Batch, tools: Tensor, number: int) -> Tensor:
-        """How well `number` tokens that describe tools know the first ids of the name, tools [rows, tokens, NAME_IDS].
+    def tool_loss(self, batch: Batch, tools: Tensor, chosen: Tensor, number: int) -> Tensor:
+        """How well `number` tokens of each kind know the first ids of a tool's name, tools and chosen [rows, tokens,
+        NAME_IDS]: those that describe one, and those before it is called.
 
-        Which tool a parameter or a word belongs to stands in no place next to it. Calls need it from the beginning,
-        and by themselves, one in a hundred tokens, do not teach it.
+        Which tool a parameter or a word belongs to stands in no place next to it, and which tool is described in the
+        words that were just thought is not known from the last of them. Calls need both from the beginning, and by
+        themselves, one in a hundred tokens, do not teach it.
         """
-        assert batch.middle is not None
-        known = (tools >= 0).all(-1).nonzero()
-        known = known[torch.randperm(len(known))[:number]]
-        logits = self.tool_head(batch.middle[known[:, 0], known[:, 1]]).unflatten(-1, (NAME_IDS, -1))
-        wanted = tools[known[:, 0], known[:, 1]]
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") / max(1, wanted.numel())
+        assert batch.behind is not None
+        total = torch.zeros(())
+        for layer, head, names in zip((TOOLS_KNOWN, TOOL_CHOSEN), self.tool_heads, (tools, chosen), strict=True):
+            known = (names >= 0).all(-1).nonzero()
+            row, token = known[torch.randperm(len(known))[:number]].unbind(1)
+            logits = head(batch.behind[layer][row, token]).unflatten(-1, (NAME_IDS, -1)).flatten(0, 1)
+            wanted = names[row, token].flatten()
+            total = total + F.cross_entropy(logits, wanted, reduction="sum") / max(1, len(wanted))
+        return total
 
     def draft(self, states: Tensor, ids: Tensor, batch: Batch) -> Tensor:
         """States of all tokens but the last -> states that give, by the same head, the token after the next."""

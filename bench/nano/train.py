@@ -137,7 +137,7 @@ class Trainer:
         if mtp:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
-        tools = self.model.tool_loss(batch, padded.tools, TOOLS_TOKENS)
+        tools = self.model.tool_loss(batch, padded.tools, padded.chosen, TOOLS_TOKENS)
         total, losses.tools = total + TOOLS_WEIGHT * tools, tools.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()

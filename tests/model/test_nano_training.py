@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bench.nano import export, toolbox
 from bench.nano.batches import Batches
-from bench.nano.data import NAME_IDS, NONE, Codec
+from bench.nano.data import CHOOSING, NAME_IDS, NO_TOOL, NONE, Codec, sample
 from bench.nano.model import Nano
 from bench.nano.muon import orthogonal
 from glm53d.model.config import ModelConfig
@@ -116,7 +116,33 @@ def test_a_drill_asks_each_description_once_and_tells_of_no_value():
             for _, tool in asked
         )
         assert own == found
+        places = np.flatnonzero((drilled.chosen != NONE).all(1)).reshape(len(asked), -1)
+        for (wanted, tool), place in zip(asked, places, strict=True):
+            assert text.decode(drilled.ids[: place[0] + 1].tolist()).endswith(f"{wanted}.")
+            name = text.encode(f'{tool.name}", "', add_special_tokens=False).ids[:NAME_IDS] if tool else NO_TOOL
+            assert (drilled.chosen[place] == name).all()
         assert all(tool in tools for _, tool in asked if tool is not None)
+
+
+def test_what_is_to_be_called_is_told_where_it_was_thought_what_is_wanted():
+    codec = Codec(NANO / "tokenizer.json")
+    text = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    seen = 0
+    for index in range(60):
+        drawn = sample(index)
+        encoded = codec.encode(drawn)
+        named = iter(np.flatnonzero((encoded.chosen != NONE).all(1)).reshape(-1, CHOOSING))
+        trained = [(turn, start) for turn, (_, start, _) in zip(drawn.turns[::-1], encoded.kinds[::-1], strict=False)]
+        for turn, start in trained[::-1]:
+            if turn.kind not in ("tool", "no tool"):
+                continue
+            place = next(named)
+            assert start < place[0] and turn.thoughts[2].startswith(text.decode(encoded.ids[start : place[0]].tolist()))
+            name = text.encode(f'{turn.call[0]}", "', add_special_tokens=False).ids[:NAME_IDS] if turn.call else NO_TOOL
+            assert (encoded.chosen[place] == name).all()
+            seen += 1
+        assert next(named, None) is None
+    assert seen > 20
 
 
 def test_a_batch_is_the_same_whenever_it_is_asked_for():
