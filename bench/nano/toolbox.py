@@ -17,27 +17,27 @@ class Kind:
     """What a tool does. asks have its parameters in braces, by position."""
 
     names: tuple[str, ...]
-    description: str
+    description: str  # its last word is no other kind's: by this it is found, also in a description that goes on
     parameters: tuple[tuple[str, str], ...]  # names it may have, space-separated; and the kind of value
     asks: tuple[str, ...]
     zh_asks: tuple[str, ...]
 
 
 KINDS = (
-    Kind(("get_weather", "weather", "get_current_weather"), "Get the weather of a city", (("city location place", "place"),),
+    Kind(("get_weather", "weather", "get_current_weather"), "Get the weather", (("city location place", "place"),),
          ("What is the weather in {0}?", "How is the weather in {0} today?", "Weather in {0}", "What's the weather like in {0}?",
           "Is it raining in {0}?"), ("{0}天气怎么样？", "{0}今天天气如何？", "查一下{0}的天气")),
-    Kind(("get_time", "current_time"), "Get the current time in a city", (("city location timezone", "place"),),
+    Kind(("get_time", "current_time"), "Get the current time", (("city location timezone", "place"),),
          ("What time is it in {0}?", "Tell me the time in {0}", "Current time in {0}?"), ("{0}现在几点？", "{0}的时间是多少？")),
     Kind(("search", "web_search", "search_web"), "Search the web", (("query q text", "phrase"),),
          ("Search for {0}", "Look up {0}", "Search the web for {0}", "Find {0} on the web"), ("搜索 {0}", "帮我搜索{0}", "上网查{0}")),
-    Kind(("send_message", "message"), "Send a message to a person", (("to recipient name", "name"), ("text message body", "phrase")),
+    Kind(("send_message", "message"), "Send a message", (("to recipient name", "name"), ("text message body", "phrase")),
          ("Send {0} the message: {1}", "Tell {0} this: {1}", "Message {0}: {1}"), ("给{0}发消息：{1}", "告诉{0}：{1}")),
     Kind(("send_email", "email"), "Send an email", (("to address email", "email"), ("subject title", "phrase")),
          ("Send an email to {0} with the subject {1}", "Email {0}, subject: {1}"), ("发邮件给 {0}，主题是{1}",)),
     Kind(("set_timer", "start_timer", "timer"), "Set a timer", (("minutes duration time", "int"),),
          ("Set a timer for {0} minutes", "Start a timer of {0} minutes", "Timer for {0} minutes, please"), ("设置 {0} 分钟的定时器", "定时{0}分钟")),
-    Kind(("read_file", "open_file", "cat"), "Read a file", (("path file filename", "path"),),
+    Kind(("read_file", "open_file", "cat"), "Show a file's content", (("path file filename", "path"),),
          ("Read the file {0}", "Open {0}", "Show me the file {0}", "What is in {0}?"), ("读取文件 {0}", "打开 {0}")),
     Kind(("delete_file", "remove"), "Delete a file", (("path file filename", "path"),),
          ("Delete the file {0}", "Remove {0}", "Delete {0}, please"), ("删除文件 {0}", "删掉 {0}")),
@@ -45,23 +45,24 @@ KINDS = (
          ("Run {0}", "Run the command {0}", "Execute {0}"), ("运行 {0}", "执行命令 {0}")),
     Kind(("play_music", "play"), "Play music", (("title song name", "phrase"),),
          ("Play {0}", "Play the song {0}", "I want to hear {0}"), ("播放{0}", "我想听{0}")),
-    Kind(("add", "calculate_sum", "sum"), "Add two numbers", (("a x first", "int"), ("b y second", "int")),
+    Kind(("add", "calculate_sum", "sum"), "Compute a sum", (("a x first", "int"), ("b y second", "int")),
          ("Add {0} and {1}", "What is {0} + {1}?", "Sum of {0} and {1}"), ("{0}加{1}是多少？", "计算 {0} + {1}")),
-    Kind(("multiply", "product"), "Multiply two numbers", (("a x first", "int"), ("b y second", "int")),
+    Kind(("multiply", "product"), "Compute a product", (("a x first", "int"), ("b y second", "int")),
          ("Multiply {0} by {1}", "What is {0} * {1}?", "What is {0} times {1}?"), ("{0}乘以{1}是多少？", "计算 {0} * {1}")),
     Kind(("translate", "translate_text"), "Translate a text", (("text source", "phrase"), ("language target to", "language")),
          ("Translate {0} into {1}", "Translate into {1}: {0}", "How do you say {0} in {1}?"), ("把{0}翻译成 {1}",)),
-    Kind(("book_flight", "find_flights", "flights"), "Find flights between two cities", (("from origin source", "place"), ("to destination", "place")),
+    Kind(("book_flight", "find_flights", "flights"), "Find flights", (("from origin source", "place"), ("to destination", "place")),
          ("Find a flight from {0} to {1}", "I want to fly from {0} to {1}", "Flights from {0} to {1}"), ("查从{0}到{1}的航班", "我要从{0}飞到{1}")),
     Kind(("create_event", "add_event"), "Create a calendar event", (("title name event", "phrase"), ("date day", "date")),
          ("Create an event {0} on {1}", "Put {0} into my calendar on {1}"), ("在 {1} 创建日程{0}",)),
     Kind(("turn_on", "switch_on", "light_on"), "Turn on a light", (("room location", "noun"),),
          ("Turn on the light in the {0}", "Switch on the {0} light"), ("打开{0}的灯",)),
-    Kind(("convert", "convert_currency"), "Convert an amount of money", (("amount value", "int"), ("currency to", "currency")),
+    Kind(("convert", "convert_currency"), "Convert money", (("amount value", "int"), ("currency to", "currency")),
          ("Convert {0} dollars to {1}", "How much is {0} dollars in {1}?"), ("把 {0} 美元换成 {1}",)),
-    Kind(("get_user", "find_user", "lookup_user"), "Look up a user by id", (("id user_id user", "code"),),
+    Kind(("get_user", "find_user", "lookup_user"), "Look up a user", (("id user_id user", "code"),),
          ("Look up user {0}", "Who is user {0}?", "Find the user {0}"), ("查找用户 {0}",)),
 )  # fmt: skip
+TAILS = ("", "", "", ".", ".", " for the user", " and return it", " by name.")
 THINGS = (
     "price status size owner color address schedule balance version population history rating score age height".split()
 )
@@ -97,7 +98,7 @@ def tool(rng: Random, kind: Kind) -> Tool:
             properties[parameter]["description"] = f"The {options[0]}"
     function: Json = {"name": name}
     if rng.random() < 0.85:
-        function["description"] = kind.description + rng.choice(("", "", "."))
+        function["description"] = kind.description + rng.choice(TAILS)
     parameters: Json = {"type": "object", "properties": properties}
     if rng.random() < 0.6:
         parameters["required"] = list(properties)
@@ -110,7 +111,7 @@ def toolbox(rng: Random) -> list[Tool]:
     number = rng.choices((1, 2, 3, 4), (0.25, 0.35, 0.25, 0.15))[0]
     kinds = [kind if rng.random() < 0.7 else _looked_up(rng.choice(THINGS), rng) for kind in rng.sample(KINDS, number)]
     by_name = {made.name: made for made in (tool(rng, kind) for kind in kinds)}
-    by_use = {made.kind.description.split(" ", 1)[1]: made for made in by_name.values()}
+    by_use = {made.kind.description: made for made in by_name.values()}
     return list(by_use.values())
 
 
@@ -163,7 +164,7 @@ def no_call(rng: Random, tools: list[Tool], zh: bool) -> Turn:
     """A request for what none of these tools does."""
     used = {made.kind.description for made in tools}
     kind = _looked_up(rng.choice(THINGS), rng) if tools and rng.random() < 0.3 else rng.choice(KINDS)
-    if kind.description.split(" ", 1)[1] in {each.split(" ", 1)[1] for each in used}:
+    if kind.description in used:
         return no_call(rng, tools, zh)
     shown = [_value(rng, of, zh) for _, of in kind.parameters]
     text = rng.choice(kind.zh_asks if zh else kind.asks).format(*shown)
@@ -197,7 +198,7 @@ def result(rng: Random, zh: bool) -> Turn:
 def _looked_up(thing: str, rng: Random) -> Kind:
     verb = rng.choice(VERBS)
     return Kind(
-        (f"{verb}_{thing}", f"{thing}_of", f"{thing}"), f"Get the {thing} of something", (("name item id object", "value"),),
+        (f"{verb}_{thing}", f"{thing}_of", f"{thing}"), f"Get the {thing}", (("name item id object", "value"),),
         (f"What is the {thing} of {{0}}?", f"{verb.capitalize()} the {thing} of {{0}}", f"Tell me the {thing} of {{0}}"),
         (f"{{0}}的 {thing} 是什么？", f"查{{0}}的 {thing}"),
     )  # fmt: skip
