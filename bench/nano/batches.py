@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,13 +69,12 @@ class Batches:
 
 
 def _padded(samples: list[Encoded]) -> Padded:
-    length = max(len(each.ids) for each in samples)
-    ids = np.zeros((len(samples), length), np.int64)
-    own = np.zeros((len(samples), length), bool)
-    others = np.zeros((len(samples), length), bool)
-    tools, chosen = (np.full((len(samples), length, NAME_IDS), NONE) for _ in range(2))
+    rows, length = len(samples), max(len(each.ids) for each in samples)
+    ids = torch.zeros(rows, length, dtype=torch.int64)
+    own, others = torch.zeros(rows, length, dtype=torch.bool), torch.zeros(rows, length, dtype=torch.bool)
+    tools, chosen = (torch.full((rows, length, NAME_IDS), NONE) for _ in range(2))
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
-        ids[here], own[here], others[here] = each.ids, each.own, ~each.own
-        tools[here], chosen[here] = each.tools, each.chosen
-    return Padded(*map(torch.from_numpy, (ids, own, others, tools, chosen)), samples)
+        ids[here], own[here], others[here] = map(torch.from_numpy, (each.ids, each.own, ~each.own))
+        tools[here], chosen[here] = map(torch.from_numpy, (each.tools, each.chosen))
+    return Padded(ids, own, others, tools, chosen, samples)

@@ -131,7 +131,7 @@ class Codec:
             kinds.append((turn.kind, start, stop))
             if turn.kind in ("tool", "no tool"):
                 mark = start + int(np.isin(ids[start:stop], self._marks).argmax())
-                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call and turn.call[0])
+                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call[0] if turn.call else None)
         return Encoded(ids, own, kinds, self._tools(ids), chosen)
 
     def _first_ids(self, name: str | None) -> np.ndarray:
@@ -175,7 +175,7 @@ class Codec:
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
         chosen = np.full((len(ids), NAME_IDS), NONE)
         for at, (_, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
-            chosen[at - 1 : at + 2] = self._first_ids(found and found.name)
+            chosen[at - 1 : at + 2] = self._first_ids(found.name if found else None)
         return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), chosen)
 
     def drill(self, rng: Random) -> Encoded:
