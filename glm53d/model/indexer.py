@@ -7,9 +7,10 @@ from torch import Tensor
 from glm53d.model.config import ModelConfig
 from glm53d.model.kv_cache import Rows
 from glm53d.model.layers import rotate
-from glm53d.model.step import Gathered, Group, parts
+from glm53d.model.step import Causal, Gathered, Group, parts
 from glm53d.model.weights import Checkpoint
 
+READ_ONCE = 8  # a context of so many times what is chosen costs about as much to read as a list for each of its queries
 K_NORM_EPS = 1e-6  # a LayerNorm with an eps of its own, not the config's
 
 
@@ -56,6 +57,11 @@ class Indexer:
             dots = torch.matmul(q[part], seen.transpose(-1, -2))  # [queries, heads, keys]
             best = top_positions(torch.baddbmm(bias, w[part], dots.relu_())[:, 0], self.topk)
             chosen[part, : best.shape[1]] = best
+        if isinstance(group, Causal) and num_keys <= READ_ONCE * self.topk:
+            # One column more, for what is not there to be chosen.
+            hidden = torch.ones(len(q), num_keys + 1, dtype=torch.bool, device=q.device)
+            hidden.scatter_(1, torch.where(chosen < 0, num_keys, chosen), False)
+            return Causal(group.tokens, group.prefix_len, group.locs, hidden[:, :num_keys])
         hidden = torch.zeros_like(chosen, dtype=keys.dtype).masked_fill_(chosen < 0, -torch.inf)
         return Gathered(group.tokens, group.locs_of(chosen.clamp_min(0)), hidden[:, None])
 

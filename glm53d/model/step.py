@@ -4,7 +4,8 @@
     Causal      the queries of one row that computes many: all of its context, up to each query's own position
 
 At the start of a step a query looks at its whole context. A full layer's indexer narrows groups with more context than
-it chooses, either kind to Gathered; the shared layers behind it take the narrowed ones.
+it chooses: to Gathered, or Causal to Causal that hides the others, where reading a list for each query would cost more
+than reading everything once. The shared layers behind it take the narrowed ones.
 """
 
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ class Causal:
     tokens: slice
     prefix_len: int
     locs: Tensor  # [seq_len]: the row's KV rows by position
+    hidden: Tensor | None = None  # [num_queries, seq_len] bool: what an indexer has not chosen, or is ahead
 
     def rows(self, part: slice, pool: Rows) -> Tensor:
         return pool.read(self.locs[: self.prefix_len + part.stop])
@@ -60,7 +62,8 @@ class Causal:
         seen, device = self.prefix_len + part.stop, self.locs.device
         position = torch.arange(self.prefix_len + part.start, seen, device=device)
         ahead = torch.arange(seen, device=device) > position[:, None]
-        return torch.zeros(ahead.shape, dtype=dtype, device=device).masked_fill_(ahead, -torch.inf)[:, None]
+        hidden = ahead if self.hidden is None else self.hidden[part, :seen]
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
 
     def locs_of(self, chosen: Tensor) -> Tensor:
         return self.locs[chosen]
@@ -186,6 +189,8 @@ def choice_of(groups: list[Group], tokens: list[int], room: int) -> Gathered:
             found.append((group.locs[at], group.hidden[at, 0].float()))
         else:
             locs = group.locs[: group.prefix_len + at + 1]
+            if group.hidden is not None:
+                locs = locs[~group.hidden[at, : len(locs)]]
             found.append((locs, torch.zeros(len(locs), device=locs.device)))
     width = max(len(locs) for locs, _ in found) + room
     # What is hidden must be a row of the same request: see _gathered.

@@ -10,7 +10,7 @@ from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from glm53d.config import Config, Kv, Model, Scheduler, Speculation
 from glm53d.errors import StartError
 from glm53d.model.config import ModelConfig
-from glm53d.model.step import plan_step
+from glm53d.model.step import Gathered, Group, plan_step
 from glm53d.runner.speculate import accepted
 from tests.model.synthetic import make_checkpoint
 from tests.model.tiny import tiny_model
@@ -155,6 +155,14 @@ def alone(folder: Path, num_draft_tokens: int, prompt_len: int, on_draft) -> Ser
     return world
 
 
+def looked_at(group: Group) -> list[list[int]]:
+    """KV rows of each query."""
+    if isinstance(group, Gathered):
+        return group.locs.tolist()
+    assert group.hidden is not None
+    return [group.locs[~row].tolist() for row in group.hidden]
+
+
 def test_later_drafts_attend_to_what_the_first_one_s_indexer_chose_and_to_their_own_rows(tmp_path):
     """And they write no index keys. Context far above index_topk, so that a choice is made."""
     topk, seen = 8, []
@@ -182,7 +190,7 @@ def test_later_drafts_attend_to_what_the_first_one_s_indexer_chose_and_to_their_
         for visible, loc in drafts:
             own.append(loc)
             assert visible[topk:] == own and len(visible) == topk + len(own)
-            lists = [row.tolist() for group in chosen for row in group.locs]
+            lists = [row for group in chosen for row in looked_at(group)]
             assert visible[:topk] in lists
         assert len(drafts) == 3
 
