@@ -52,7 +52,13 @@ class Indexer:
         if num_keys <= self.topk:
             return group
         chosen = torch.full((len(q), self.topk), -1, device=q.device)
-        for part in parts(len(q), num_keys * max(self.heads, self.head_dim)):
+        first = 0
+        if isinstance(group, Causal) and group.prefix_len < self.topk:  # the first queries see no more than is chosen
+            first = min(self.topk - group.prefix_len, len(q))
+            every = torch.arange(self.topk, device=q.device)
+            position = torch.arange(group.prefix_len, group.prefix_len + first, device=q.device)
+            chosen[:first] = torch.where(every <= position[:, None], every, -1)
+        for part in parts(len(q), num_keys * max(self.heads, self.head_dim), first):
             seen, bias = group.rows(part, keys).float(), group.bias(part, torch.float32)
             dots = torch.matmul(q[part], seen.transpose(-1, -2))  # [queries, heads, keys]
             best = top_positions(torch.baddbmm(bias, w[part], dots.relu_())[:, 0], self.topk)

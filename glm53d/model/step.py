@@ -60,9 +60,11 @@ class Causal:
 
     def bias(self, part: slice, dtype: torch.dtype) -> Tensor:
         seen, device = self.prefix_len + part.stop, self.locs.device
-        position = torch.arange(self.prefix_len + part.start, seen, device=device)
-        ahead = torch.arange(seen, device=device) > position[:, None]
-        hidden = ahead if self.hidden is None else self.hidden[part, :seen]
+        if self.hidden is not None:
+            hidden = self.hidden[part, :seen]
+        else:
+            position = torch.arange(self.prefix_len + part.start, seen, device=device)
+            hidden = torch.arange(seen, device=device) > position[:, None]
         return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
 
     def locs_of(self, chosen: Tensor) -> Tensor:
@@ -205,10 +207,10 @@ def last_tokens(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(int(counts.sum())) + np.repeat(ends - last, counts)
 
 
-def parts(num_queries: int, elements_per_query: int) -> Iterator[slice]:
-    """Cut queries so that a temporary array of elements_per_query each stays under MAX_ELEMENTS."""
+def parts(num_queries: int, elements_per_query: int, first: int = 0) -> Iterator[slice]:
+    """Cut queries, from the first on, so that a temporary array of elements_per_query each stays under MAX_ELEMENTS."""
     size = max(1, MAX_ELEMENTS // elements_per_query)
-    return (slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size))
+    return (slice(start, min(start + size, num_queries)) for start in range(first, num_queries, size))
 
 
 def _runs(extend_len: np.ndarray) -> Iterator[slice]:
