@@ -1,6 +1,5 @@
 """Samples -> padded batches of about equal size, the same for everybody who asks for batch i."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -28,15 +27,20 @@ class Batches:
     """Batch i of a split, each of at most `tokens` padding included, or of one sample that is longer."""
 
     def __init__(
-        self, codec: Codec, tokens: int, split: str = "train", max_len: int = MAX_LEN,
-        drill: Callable[[Random], Encoded] | None = None, drills: float = 0.0, together: int = 1,
-    ):  # fmt: skip
+        self,
+        codec: Codec,
+        tokens: int,
+        split: str = "train",
+        max_len: int = MAX_LEN,
+        drills: float = 0.0,
+        together: int = 1,
+    ):
         """max_len: of a sample; longer ones are left out. drills: a share of samples that a drill replaces.
         together: so many batches that begin at a multiple of it are of about equal length, for ranks that wait for
         each other.
         """
         self.codec, self.tokens, self.split, self.max_len = codec, tokens, split, max_len
-        self.drill, self.drills, self.together = drill, drills, together
+        self.drills, self.together = drills, together
         self._pool, self._number, self._first = list[Padded](), -1, 0
 
     def __getitem__(self, index: int) -> Padded:
@@ -63,8 +67,8 @@ class Batches:
 
     def _sample(self, index: int) -> Encoded:
         rng = Random(f"{SEED} {self.split} drill {index}")
-        if self.drill is not None and rng.random() < self.drills:
-            return self.drill(rng)
+        if rng.random() < self.drills:
+            return self.codec.drill(rng)
         return self.codec.encode(sample(index, split=self.split))
 
 

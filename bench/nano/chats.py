@@ -216,7 +216,7 @@ ZH_UNKNOWN_ASKS = (
 
 Make = Callable[[Random, bool], Turn]
 CHATS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.34), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.1), (add, 0.07), (unknown, 0.1),
+    (fixed, 0.4), (echo, 0.18), (json_object, 0.13), (count, 0.06), (listing, 0.09), (add, 0.05), (unknown, 0.09),
 )  # fmt: skip
 BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
     (fixed, 0.4), (echo, 0.2), (json_object, 0.15), (count, 0.08), (listing, 0.07), (unknown_to_tools, 0.1),

@@ -179,6 +179,10 @@ class Codec:
         return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), chosen)
 
     def drill(self, rng: Random) -> Encoded:
+        """Of copying or of finding tools."""
+        return self.copy_drill(rng) if rng.random() < 0.35 else self.tool_drill(rng)
+
+    def copy_drill(self, rng: Random) -> Encoded:
         """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
         number, first = rng.randint(3, 30), min(self.vocab.added.values())
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))

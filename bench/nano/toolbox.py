@@ -62,7 +62,7 @@ KINDS = (
     Kind(("get_user", "find_user", "lookup_user"), "Look up a user", (("id user_id user", "code"),),
          ("Look up user {0}", "Who is user {0}?", "Find the user {0}"), ("查找用户 {0}",)),
 )  # fmt: skip
-TAILS = ("", "", "", ".", ".", " for the user", " and return it", " by name.")
+TAILS = ("", "", "", ".", ".", " for you", " and return it", " at once.")
 THINGS = (
     "price status size owner color address schedule balance version population history rating score age height".split()
 )

@@ -5,12 +5,12 @@
 WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
 --steps, which may change between runs as long as the phase does not:
 
-    0.00   short samples and drills of copying, loss on all tokens
-    0.20   samples of all lengths and drills of finding tools, loss on what the model writes alone; on every other batch
-           indexers learn from what attention looks at
+    0.00   short samples, and drills of copying and of finding tools; loss on all tokens
+    0.20   samples and drills of all lengths, loss on what the model writes alone; on every other batch indexers learn
+           from what attention looks at
     0.25   learning rates begin to fall, to nothing at the end
     0.45   on the other batches, the MTP layer too
-    0.55   attention sees only what indexers choose, where these learn
+    0.50   attention sees only what indexers choose, where these learn
 """
 
 import argparse
@@ -32,11 +32,11 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
-ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM = 0.2, 0.25, 0.45, 0.55
-SHORT, DRILLS = 256, 0.2
+ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM = 0.2, 0.25, 0.45, 0.5
+SHORT, DRILLS = 384, 0.3
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
-TOOLS_WEIGHT, TOOLS_TOKENS = 0.3, 256  # of a batch, per rank
+TOOLS_WEIGHT, TOOLS_TOKENS = 0.5, 256  # of a batch, per rank
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 25, 250, 25
 HELD_OUT = 12  # batches of the split "held out"
@@ -80,8 +80,8 @@ class Trainer:
         self.parameters = list(named.values())
         self.muon = Muon([p for name, p in named.items() if name not in plain])
         self.adam = torch.optim.AdamW([named[name] for name in plain], betas=(0.9, 0.95), weight_decay=0.0)
-        self.short = Batches(codec, TOKENS, "short", SHORT, codec.drill, DRILLS, together=ranks)
-        self.batches = Batches(codec, TOKENS, drill=codec.tool_drill, drills=DRILLS, together=ranks)
+        self.short = Batches(codec, TOKENS, "short", SHORT, DRILLS, together=ranks)
+        self.batches = Batches(codec, TOKENS, drills=DRILLS, together=ranks)
         self.held_out = Batches(codec, TOKENS, "held out")
         self.state = State()
         self._resume()
