@@ -45,7 +45,8 @@ class Gathered:
 
 @dataclass(slots=True, eq=False)
 class Causal:
-    """The queries of one row, at positions prefix_len, prefix_len + 1, ...; each sees all tokens up to itself.
+    """The queries of one row, at positions prefix_len, prefix_len + 1, ...; each sees all tokens up to itself, or
+    those of them that an indexer has chosen.
 
     The methods are Gathered's, but a part's rows are [seen, width]: those up to its last query, once for all of it.
     """
