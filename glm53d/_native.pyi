@@ -528,6 +528,35 @@ class StopTable:
     def close(self, slot: int) -> None:
         """The slot is free. Does nothing for one without stop strings."""
 
+class CpuLayer:
+    """
+    A layer for steps of a few tokens, float32, one thread. Keeps no weight alive.
+    """
+
+    def __init__(self, *, hidden: int, q_rank: int, kv_rank: int, rope: int, nope: int, value: int, heads: int, index_heads: int, index_dim: int, width: int, chosen: int, attention_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], mlp_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kv_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], index_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, index_norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, from_x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], from_q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], kv_b: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], router: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)] | None, router_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, gate_up: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)]], down: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)]], floor: float, q_kv_floor: float, index_eps: float, scaling: float) -> None:
+        """
+        Linears are [in, out]; kv_b is [heads * (nope + value), kv_rank]; gate_up and down are those of the routed
+        experts, then of what sees every token. Norms as RmsNorm has them. Raises ValueError for a wrong size.
+        """
+
+    @property
+    def all_queries(self) -> int:
+        """The width of queries: those of all heads, then the indexer's."""
+
+    def project(self, arg0: int, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, arg7: int, /) -> None:
+        """
+        Addresses of x, angles and locs, then of what is written: see native/include/glm53d/cpu_layer.h.
+        """
+
+    def choose(self, arg0: int, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, arg7: int, arg8: int, arg9: int, arg10: int, /) -> None:
+        """Likewise; chosen and chosen_hidden are written."""
+
+    def attend(self, arg0: int, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, /) -> None:
+        """Likewise; attended is written."""
+
+    def finish(self, arg0: int, arg1: int, arg2: int, /) -> None:
+        """Likewise; x is added to."""
+
 def set_parent_death_signal() -> None:
     """
     Have the kernel kill this process when the thread that spawned it ends. The caller then re-checks getppid(): the parent may already be gone.

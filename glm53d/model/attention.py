@@ -68,9 +68,10 @@ class Attention:
         self.w_x, self.w_q = Linear(*from_x), Linear(*from_q)
         self.q_norm, self.kv_norm = norm("q_a_layernorm"), norm("kv_a_layernorm")
         width = self.nope_dim + self.v_head_dim
-        kv_b = checkpoint.read(prefix + "kv_b_proj.weight", of_heads(width)).view(self.heads, width, self.kv_lora_rank)
-        self.w_k = kv_b[:, : self.nope_dim]  # [heads, nope, kv_lora_rank]
-        self.w_v = kv_b[:, self.nope_dim :].transpose(1, 2)  # [heads, kv_lora_rank, v]
+        kv_b = checkpoint.read(prefix + "kv_b_proj.weight", of_heads(width))
+        self.kv_b = kv_b.view(self.heads, width, self.kv_lora_rank)
+        self.w_k = self.kv_b[:, : self.nope_dim]  # [heads, nope, kv_lora_rank]
+        self.w_v = self.kv_b[:, self.nope_dim :].transpose(1, 2)  # [heads, kv_lora_rank, v]
         self.w_o = Linear(read("o_proj", columns=of_heads(self.v_head_dim)))
 
     def __call__(

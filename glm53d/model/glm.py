@@ -8,6 +8,7 @@ from torch import Tensor
 
 from glm53d.model.attention import Attention
 from glm53d.model.config import ModelConfig
+from glm53d.model.cpu_layer import CpuLayer
 from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layers import Mlp, RmsNorm, Rope
@@ -42,7 +43,7 @@ class Glm:
             self.layers.append(Layer(config, layer, checkpoint, ranks, q_kv_norm_eps))
             on_layer(layer + 1)
         self.norm = RmsNorm(checkpoint.read("model.norm.weight"), config.rms_norm_eps)
-        self.lm_head = self._vocab_shard(checkpoint, "lm_head.weight")
+        self.lm_head = self._vocab_shard(checkpoint, "lm_head.weight").T.contiguous()  # [hidden, shard], as in Linear
 
     def _vocab_shard(self, checkpoint: Checkpoint, name: str) -> Tensor:
         """This rank's rows, and zeros where they lie behind the vocabulary."""
@@ -85,12 +86,12 @@ class Glm:
         """
         if not sum(dp_num_logits):
             return x.new_empty(0, self.vocab_size, dtype=torch.float32)
-        shard = F.linear(self.ranks.gather_tokens(x, dp_num_logits), self.lm_head)
+        shard = self.ranks.gather_tokens(x, dp_num_logits) @ self.lm_head
         return self.ranks.join_vocab(shard, dp_num_logits)[:, : self.vocab_size].float()
 
 
 class Layer:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
+    """x += attention(norm(x)); x += mlp(norm(x)). What is returned may be x itself, overwritten."""
 
     def __init__(
         self, config: ModelConfig, layer: int, checkpoint: Checkpoint, ranks: RankGroups, q_kv_norm_eps: float
@@ -109,10 +110,13 @@ class Layer:
         else:
             part = ranks.layout.attn_part("intermediate_size", config.intermediate_size)
             self.mlp = Mlp(checkpoint, prefix + "mlp.", part)
+        self.on_cpu = CpuLayer.of(self, config)
 
     def __call__(
         self, x: Tensor, step: Step, angles: Tensor, cache: KvCache, chosen: list[Group]
     ) -> tuple[Tensor, list[Group]]:
+        if self.on_cpu is not None and self.on_cpu.takes(step, cache):
+            return self.on_cpu(x, step, angles, cache, chosen)
         attended, chosen = self.attention(self.attention_norm(x), step, angles, cache, chosen)
         x = x + attended
         normed = self.mlp_norm(x)

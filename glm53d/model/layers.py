@@ -63,14 +63,16 @@ class Linear:
             parts = tuple(weight.weight if isinstance(weight, RoundedInput) else weight for _, weight in stretch)
             plain = [part for part in parts if isinstance(part, Tensor)]
             self.stretches.append((group, (torch.cat(plain),) if len(plain) == len(parts) else parts))
-        self.plain: Tensor | None = None  # all weights, where x W^T is all there is to do
+        # All of W^T, where x W^T is all there is to do. Laid out as [in, out], which for a few tokens on a CPU is read
+        # in half the time.
+        self.plain: Tensor | None = None
         match self.stretches:
             case [(0, (Tensor() as weight,))]:
-                self.plain, self.stretches = weight, []
+                self.plain, self.stretches = weight.T.contiguous(), []
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.plain is not None:
-            return F.linear(x, self.plain)
+            return x @ self.plain
         if len(self.stretches) == 1 and not self.stretches[0][0]:
             return F.linear(x, _dense(self.stretches[0][1]))
         rounded = {group: dequantise(*quantise(x, group), group).to(x.dtype) for group, _ in self.stretches if group}

@@ -15,29 +15,33 @@ from glm53d.model.groups import RankGroups
 from glm53d.model.layers import Mlp
 from glm53d.model.weights import Checkpoint
 
-STACKED_EXPERTS, STACKED_TOKENS = 16, 16  # at most: so many small products cost less than finding whose each one is
+STACKED_EXPERTS, STACKED_TOKENS = 16, 16  # at most: so little too much costs less than finding whose each token is
 
 
 class Stack:
-    """A few experts as one product of three dimensions. Their own weights become views of it."""
+    """A few experts of equal width as one wide one, whose parts count as much as a token's choice says.
+
+    Their own weights become views of it.
+    """
 
     def __init__(self, experts: list[Mlp], gate_up: list[Tensor], down: list[Tensor]):
-        self.gate_up, self.down = (torch.stack([w.T for w in weights]).contiguous() for weights in (gate_up, down))
-        for i, expert in enumerate(experts):
-            expert.gate_up.plain, expert.down.plain = self.gate_up[i].T, self.down[i].T
+        self.gate_up, self.down, self.width = torch.cat(gate_up, 1), torch.cat(down), len(down[0])
+        views = zip(self.gate_up.split(2 * self.width, 1), self.down.split(self.width), strict=True)
+        for expert, (of_gate_up, of_down) in zip(experts, views, strict=True):
+            expert.gate_up.plain, expert.down.plain = of_gate_up, of_down
 
     @classmethod
     def of(cls, experts: list[Mlp]) -> "Stack | None":
-        """None where they are many, or are kept as FP8, or round their inputs."""
+        """None where they are many, differ in width, are kept as FP8, or round their inputs."""
         gate_up = [expert.gate_up.plain for expert in experts if expert.gate_up.plain is not None]
         down = [expert.down.plain for expert in experts if expert.down.plain is not None]
-        is_plain = len(gate_up) == len(down) == len(experts)
+        is_plain = len(gate_up) == len(down) == len(experts) and len({len(w) for w in down}) == 1
         return cls(experts, gate_up, down) if is_plain and len(experts) <= STACKED_EXPERTS else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden] -> [experts, num_tokens, hidden]: what every expert gives to every token."""
-        gate, up = torch.bmm(x.expand(len(self.gate_up), *x.shape), self.gate_up).chunk(2, -1)
-        return torch.bmm(F.silu(gate) * up, self.down)
+    def __call__(self, x: Tensor, shares: Tensor) -> Tensor:
+        """[num_tokens, hidden], shares [num_tokens, experts] -> [num_tokens, hidden]: the sum of share * expert(x)."""
+        gate, up = (x @ self.gate_up).view(len(x), -1, 2, self.width).unbind(2)
+        return (F.silu(gate) * up * shares[..., None]).flatten(1) @ self.down
 
 
 class Moe:
@@ -57,38 +61,42 @@ class Moe:
         self.bias = checkpoint.read_float32(prefix + "gate.e_score_correction_bias")
         part = layout.expert_width_part(config.moe_intermediate_size)
         self.experts = [Mlp(checkpoint, f"{prefix}experts.{i}.", part) for i in range(self.mine.start, self.mine.stop)]
-        self.stack = Stack.of(self.experts)
         width = config.moe_intermediate_size * config.n_shared_experts
         self.shared = Mlp(checkpoint, prefix + "shared_experts.", layout.attn_part("the shared experts' width", width))
+        self.stack = Stack.of([*self.experts, self.shared])
+        stacked = [*range(self.mine.start, self.mine.stop), self.num_experts]
+        self.stacked = torch.tensor(stacked, device=self.gate.device)
 
     def __call__(self, x: Tensor, dp_num_tokens: Sequence[int], *, is_static: bool) -> Tensor:
         """[num_tokens, hidden] of this rank's group -> the same; dp_num_tokens: how many each group has.
 
         is_static: no size may depend on who was chosen, so every expert sees every token.
         """
-        part = self._routed(self.ranks.gather_tokens(x, dp_num_tokens), is_static)
-        part[self.ranks.own(dp_num_tokens)] += self.shared(x)  # one sum over ranks for both
+        own, every = self.ranks.own(dp_num_tokens), self.ranks.gather_tokens(x, dp_num_tokens)
+        chosen, weights = self._route(every)
+        if self.stack is not None and (is_static or len(every) <= STACKED_TOKENS):
+            shares = every.new_zeros(len(every), self.num_experts + 1)
+            shares[own, self.num_experts] = 1.0  # the shared expert: of this group's tokens, as below
+            shares.scatter_(1, chosen, weights)
+            part = self.stack(every, shares if len(self.experts) == self.num_experts else shares[:, self.stacked])
+        else:
+            by_choice = (self._of_every_expert if is_static else self._of_chosen_experts)(every, chosen)
+            # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
+            part = torch.bmm(weights[:, None], by_choice)[:, 0]
+            part[own] += self.shared(x)  # one sum over ranks for both
         return self.ranks.sum_all(part, dp_num_tokens)
 
-    def _routed(self, x: Tensor, is_static: bool) -> Tensor:
-        """What this rank's experts give to each token."""
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, num_chosen]: who is chosen, and how much each counts."""
         # In float32 throughout: rounded scores would choose other experts.
         scores = F.linear(x.float(), self.gate).sigmoid()
         chosen = (scores + self.bias).topk(self.num_chosen, -1, sorted=False).indices
         weights = scores.gather(1, chosen)
-        weights = weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20))
-        is_small = self.stack is not None and len(x) <= STACKED_TOKENS
-        form = self._of_every_expert if is_static or is_small else self._of_chosen_experts
-        by_choice = form(x, chosen)
-        # Summed per token in the order of its own choice, not of the experts' turn: other tokens change nothing.
-        return torch.bmm(weights.to(x.dtype)[:, None], by_choice)[:, 0]
+        return chosen, (weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20))).to(x.dtype)
 
     def _of_every_expert(self, x: Tensor, chosen: Tensor) -> Tensor:
         """[num_tokens, num_chosen, hidden]: what each chosen expert gives, zeros where it is another rank's."""
-        if self.stack is not None:
-            every = self.stack(x)
-        else:
-            every = torch.stack([expert(x) for expert in self.experts])
+        every = torch.stack([expert(x) for expert in self.experts])
         token = torch.arange(len(x), device=x.device)[:, None]
         if len(self.experts) == self.num_experts:
             return every[chosen, token]

@@ -14,5 +14,6 @@ NB_MODULE(_native, m) {
   bind_text(m);
   bind_front(m);
   bind_sched(m);
+  bind_model(m);
   bind_world(m);
 }

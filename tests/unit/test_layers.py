@@ -37,7 +37,7 @@ LAYERS = {
     "runner": Layer(
         may=("config", "obs", "ipc.batch", "ipc.records", "ipc.mailbox", "model", "nano"), never=("aiohttp",)
     ),
-    "model": Layer(may=("config",), never=("aiohttp",)),
+    "model": Layer(may=("config", "_native"), never=("aiohttp",)),
     "obs": Layer(may=("config",), never=("aiohttp", "torch")),
     "nano": Layer(may=("model",), never=("aiohttp",)),
 }
