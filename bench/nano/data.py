@@ -109,6 +109,8 @@ class Codec:
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
         self._before_name = self.encoder.encode_segments(['{"name": "'])
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
+        texts = [token.removeprefix(b" ") or token for token in self.vocab.token_bytes]
+        self.texts = np.array([texts.index(text) for text in texts])  # of each token, the first that says the same
         self._marks = np.flatnonzero([token in MARKS for token in self.vocab.token_bytes])
 
     def segments(self, drawn: Sample) -> list[Segment]:

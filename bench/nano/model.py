@@ -19,7 +19,8 @@ from glm53d.model.config import ModelConfig
 NEVER = -1e9
 TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description is to know whose it is,
 TOOL_CHOSEN = 4  # and the one behind which it is to be known which tool is called
-CODE = 20  # dimensions
+CODE = 16  # dimensions
+SAME_TEXT = 0.8  # how much the codes of tokens are alike that are the same text behind a space or not
 
 
 class RmsNorm(nn.Module):
@@ -220,7 +221,8 @@ class MtpLayer(Layer):
 
 
 class Nano(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, texts: Tensor | None = None):
+        """texts: for each token that the tokenizer has, the first one with the same text, a space before it apart."""
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -240,27 +242,34 @@ class Nano(nn.Module):
         self.register_buffer(
             "inv_freq", 1.0 / config.rope_theta ** (torch.arange(0, dim, 2).float() / dim), persistent=False
         )
-        self._begin_with_copying()
+        same = torch.arange(config.vocab_size)
+        if texts is not None:
+            same[: len(texts)] = texts
+        self._begin_with_copying(same)
 
     @torch.no_grad()
-    def _begin_with_copying(self) -> None:
+    def _begin_with_copying(self, same: Tensor) -> None:
         """Weights of two heads in each of the first two layers, with which a text that was there before goes on.
 
         A model of this size and shape, left alone, found none of this in four million tokens, and all it is for is to
         copy names and values. Nothing is fixed: training goes on from here with every weight.
 
-            embedding   a constant, and a code of the token in CODE dimensions
+            embedding   a constant, and a code of the token in CODE dimensions, nearly the same behind a space
             layer 0     head 0 writes the code of the token before, head 1 of the one before that
-            layer 1     both look for places that stand behind such a token, and write the code of what stands there
+            layer 1     head 0 looks for places that stand behind such a token, head 1 for those that stand behind two
+                        such tokens, and both write the code of what stands there
             head        reads it
         """
         c, rows = self.config, self._rows_of_head
         constant, own, last, second, copied = 0, *(slice(1 + i * CODE, 1 + (i + 1) * CODE) for i in range(4))
         one = torch.eye(CODE)
+        said, alone = torch.randn(c.vocab_size, CODE)[same], torch.randn(c.vocab_size, CODE)
+        codes = F.normalize(SAME_TEXT * said + (1 - SAME_TEXT**2) ** 0.5 * alone, dim=-1) * 0.5 * CODE**0.5
         self.embed_tokens.weight[:, constant] = 1.0
+        self.embed_tokens.weight[:, own] = codes
         for part in (last, second, copied):
             self.embed_tokens.weight[:, part] = 0.0
-        self.lm_head.weight[:, copied] = 0.5 * self.embed_tokens.weight[:, own]
+        self.lm_head.weight[:, copied] = 0.5 * codes
 
         first, matching = self.layers[0].self_attn, self.layers[1].self_attn
         assert isinstance(first, Attention) and isinstance(matching, Attention)
@@ -290,10 +299,11 @@ class Nano(nn.Module):
         for head in range(2):
             query, key, value, out = rows(matching, head)
             query[:], key[:], value[:], out[:] = 0.0, 0.0, 0.0, 0.0
-            query[:CODE, head * CODE : (head + 1) * CODE] = 2.5 * one
-            key[:CODE, head * CODE : (head + 1) * CODE] = 2.5 * one
+            dims = (1 + head) * CODE
+            query[:dims, :dims] = 2.5 * torch.eye(dims)
+            key[:dims, :dims] = 2.5 * torch.eye(dims)
             value[:CODE, 2 * CODE : 3 * CODE] = one
-            out[copied, :CODE] = 0.3 * one
+            out[copied, :CODE] = one
 
     def _rows_of_head(self, attention: Attention, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Views of a head's weights: query and key and value rows, and what o_proj does with the value."""

@@ -152,11 +152,11 @@ def call(rng: Random, chosen: Tool, zh: bool) -> Turn:
         text, wanted = rng.choice(asks), "By name"
     else:
         text = rng.choice(chosen.kind.zh_asks if zh else chosen.kind.asks).format(*shown)
-    listed = ", ".join(name for name, _ in chosen.parameters)
+    listed = ", ".join(f"`{name}`" for name, _ in chosen.parameters)
     if zh:
-        mind = thoughts(f"{wanted}。", f"{wanted}：我需要调用 {chosen.name}。", f"参数是 {listed}。", zh=True)
+        mind = thoughts(f"{wanted}。", f"{wanted}：我需要调用 `{chosen.name}`。", f"参数是 {listed}。", zh=True)
     else:
-        mind = thoughts(f"{wanted}.", f"{wanted}: I need to call {chosen.name}.", f"It takes {listed}.")
+        mind = thoughts(f"{wanted}.", f"{wanted}: I need to call `{chosen.name}`.", f"It takes {listed}.")
     return Turn("tool", {"role": "user", "content": text}, mind, "", (chosen.name, arguments), zh)
 
 

@@ -11,6 +11,8 @@ WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and
     0.25   learning rates begin to fall, to nothing at the end
     0.45   on the other batches, the MTP layer too
     0.50   attention sees only what indexers choose, where these learn
+    0.60   what drills and the two losses for tools have taught stays without most of them: fewer, and a fifth of the
+           weight
 """
 
 import argparse
@@ -32,11 +34,12 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
-ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM = 0.2, 0.25, 0.45, 0.5
-SHORT, DRILLS = 384, 0.3
+ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5, 0.6
+SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.1
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
-TOOLS_WEIGHT, TOOLS_TOKENS = 0.5, 256  # of a batch, per rank
+TOOLS_WEIGHT, LATE_TOOLS_WEIGHT = 0.5, 0.1
+TOOLS_TOKENS = 256  # of a batch, per rank
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 25, 250, 25
 HELD_OUT = 12  # batches of the split "held out"
@@ -70,7 +73,7 @@ class Trainer:
         self.folder, self.rank, self.ranks, self.steps = folder, rank, ranks, steps
         codec = Codec(folder / "tokenizer" / "tokenizer.json")
         torch.manual_seed(SEED)
-        self.model = Nano(ModelConfig.load(Path(__file__).parent))
+        self.model = Nano(ModelConfig.load(Path(__file__).parent), torch.from_numpy(codec.texts))
         named = dict(self.model.named_parameters())
         plain = [
             name
@@ -80,8 +83,11 @@ class Trainer:
         self.parameters = list(named.values())
         self.muon = Muon([p for name, p in named.items() if name not in plain])
         self.adam = torch.optim.AdamW([named[name] for name in plain], betas=(0.9, 0.95), weight_decay=0.0)
-        self.short = Batches(codec, TOKENS, "short", SHORT, DRILLS, together=ranks)
-        self.batches = Batches(codec, TOKENS, drills=DRILLS, together=ranks)
+        self.batches = [
+            (0.0, Batches(codec, TOKENS, "short", SHORT, DRILLS, together=ranks)),
+            (ALL_FROM, Batches(codec, TOKENS, drills=DRILLS, together=ranks)),
+            (LATE_FROM, Batches(codec, TOKENS, "late", drills=LATE_DRILLS, together=ranks)),
+        ]
         self.held_out = Batches(codec, TOKENS, "held out")
         self.state = State()
         self._resume()
@@ -102,12 +108,13 @@ class Trainer:
                 self._save()
 
     def _step(self) -> None:
-        done, first = self.state.step / self.steps, round(ALL_FROM * self.steps)
-        is_short = self.state.step < first
-        batches, at = (self.short, self.state.step) if is_short else (self.batches, self.state.step - first)
+        done = self.state.step / self.steps
+        start, batches = [(start, each) for start, each in self.batches if done >= start][-1]
+        is_short = start < ALL_FROM
         losses = self._gradients(
-            batches[at * self.ranks + self.rank],
+            batches[(self.state.step - round(start * self.steps)) * self.ranks + self.rank],
             others=is_short, teach=not is_short, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
+            tools_weight=LATE_TOOLS_WEIGHT if done >= LATE_FROM else TOOLS_WEIGHT,
         )  # fmt: skip
         self._average(losses)
         rate = min(1.0, (self.state.step + 1) / WARMUP) * min(1.0, max(0.01, (1 - done) / (1 - FALL_FROM)))
@@ -121,7 +128,9 @@ class Trainer:
         self.state.recent.append(losses)
         self.state.tokens += losses.tokens
 
-    def _gradients(self, padded: Padded, *, others: bool, teach: bool, mtp: bool, sparse: bool) -> Losses:
+    def _gradients(
+        self, padded: Padded, *, others: bool, teach: bool, mtp: bool, sparse: bool, tools_weight: float
+    ) -> Losses:
         for parameter in self.parameters:
             parameter.grad = None
         ids, own = padded.ids, padded.own
@@ -138,7 +147,7 @@ class Trainer:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
         tools = self.model.tool_loss(batch, padded.tools, padded.chosen, TOOLS_TOKENS)
-        total, losses.tools = total + TOOLS_WEIGHT * tools, tools.item()
+        total, losses.tools = total + tools_weight * tools, tools.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()
             total, losses.index = total + index, index.item()
