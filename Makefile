@@ -85,7 +85,7 @@ test-sanitized: venv
 
 bench: venv
 	$(BIN)/python -m bench.e2e $(ARGS)
-	for part in ring tree encode next_batch render decode pump parse mask gil; do $(BIN)/python -m bench.micro.$$part || exit 1; done
+	for part in ring tree encode next_batch render decode pump parse mask gil model; do $(BIN)/python -m bench.micro.$$part || exit 1; done
 	$(BIN)/python -m bench.nano.speed
 
 # Random and mutated input against the parts that read what others wrote, for as long as the long profile takes.

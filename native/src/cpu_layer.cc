@@ -7,8 +7,9 @@
 #include <limits>
 #include <utility>
 
-// Each of these is compiled once for each width of vectors, and the processor's own is taken when the module is loaded.
-#if defined(__x86_64__) && defined(__GLIBC__)
+// Each of these is compiled once for each width of vectors, and the processor's own is taken when the module is loaded:
+// too early for the thread sanitizer.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define GLM53D_VECTORS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define GLM53D_VECTORS
