@@ -87,11 +87,12 @@ void bind_model(nb::module_& m) {
             w.floor = floor, w.q_kv_floor = q_kv_floor, w.index_eps = index_eps, w.scaling = scaling;
             new (self) CpuLayer(s, std::move(w));
           },
-          nb::kw_only(), "hidden"_a, "q_rank"_a, "kv_rank"_a, "rope"_a, "nope"_a, "value"_a, "heads"_a, "index_heads"_a,
-          "index_dim"_a, "width"_a, "chosen"_a, "attention_norm"_a, "mlp_norm"_a, "q_norm"_a, "kv_norm"_a,
-          "index_norm"_a.none(), "index_norm_bias"_a.none(), "from_x"_a, "from_q"_a, "kv_b"_a, "out"_a,
-          "router"_a.none(), "router_bias"_a.none(), "gate_up"_a, "down"_a, "floor"_a, "q_kv_floor"_a, "index_eps"_a,
-          "scaling"_a,
+          nb::kw_only(), "hidden"_a, "q_rank"_a, "kv_rank"_a, "rope"_a, "nope"_a, "value"_a, "heads"_a,
+          "index_heads"_a, "index_dim"_a, "width"_a, "chosen"_a, "attention_norm"_a.noconvert(),
+          "mlp_norm"_a.noconvert(), "q_norm"_a.noconvert(), "kv_norm"_a.noconvert(), "index_norm"_a.noconvert().none(),
+          "index_norm_bias"_a.noconvert().none(), "from_x"_a.noconvert(), "from_q"_a.noconvert(), "kv_b"_a.noconvert(),
+          "out"_a.noconvert(), "router"_a.noconvert().none(), "router_bias"_a.noconvert().none(),
+          "gate_up"_a.noconvert(), "down"_a.noconvert(), "floor"_a, "q_kv_floor"_a, "index_eps"_a, "scaling"_a,
           "Linears are [in, out]; kv_b is [heads * (nope + value), kv_rank]; gate_up and down are those of the routed\n"
           "experts, then of what sees every token. Norms as RmsNorm has them. Raises ValueError for a wrong size.")
       .def_prop_ro("all_queries", [](const CpuLayer& self) { return self.shape().all_queries(); },

@@ -118,3 +118,9 @@ def test_a_layer_refuses_weights_of_another_size():
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=r"is not \[|differ|need"):
             _native.CpuLayer(**(whole | {name: wrong}))
+    # A copy of another type would be gone before it is looked at.
+    for name, wrong in {"mlp_norm": vector.astype(np.float64), "out": matrix.astype(np.float16)}.items():
+        with pytest.raises(TypeError):
+            _native.CpuLayer(**(whole | {name: wrong}))
+    with pytest.raises(TypeError):
+        _native.CpuLayer(**(whole | {"down": [matrix.astype(np.float64)]}))
