@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <utility>
@@ -59,24 +60,43 @@ GLM53D_INLINE void rotate(float* x, const float* angles, size_t dim) {
 
 GLM53D_INLINE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// y[Tokens, Columns] (+)= x[Tokens, in] w[in, Columns]
-template <size_t Tokens, size_t Columns>
+// Width floats, which the compiler keeps in as few registers as there are for them.
+template <size_t Width>
+struct Lanes {
+  typedef float type __attribute__((vector_size(Width * sizeof(float))));
+};
+
+// y[Tokens, Count * Width] (+)= x[Tokens, in] w[in, Count * Width]
+template <size_t Tokens, size_t Count, size_t Width>
 GLM53D_INLINE void block(const float* x, size_t x_stride, Matrix w, size_t in, float* y, size_t y_stride, bool adds) {
-  float sums[Tokens][Columns] = {};
-  for (size_t i = 0; i < in; ++i)
+  typename Lanes<Width>::type sums[Tokens][Count] = {}, row[Count];
+  if (adds)
+    for (size_t t = 0; t < Tokens; ++t) std::memcpy(sums[t], y + t * y_stride, sizeof(sums[t]));
+  for (size_t i = 0; i < in; ++i) {
+    std::memcpy(row, w.data + i * w.stride, sizeof(row));
     for (size_t t = 0; t < Tokens; ++t)
-      for (size_t j = 0; j < Columns; ++j) sums[t][j] += x[t * x_stride + i] * w.data[i * w.stride + j];
-  for (size_t t = 0; t < Tokens; ++t)
-    for (size_t j = 0; j < Columns; ++j) y[t * y_stride + j] = sums[t][j] + (adds ? y[t * y_stride + j] : 0.0f);
+      for (size_t j = 0; j < Count; ++j) sums[t][j] += x[t * x_stride + i] * row[j];
+  }
+  for (size_t t = 0; t < Tokens; ++t) std::memcpy(y + t * y_stride, sums[t], sizeof(sums[t]));
 }
 
 template <size_t Tokens>
 GLM53D_INLINE void rows(const float* x, size_t x_stride, Matrix w, size_t in, size_t out, float* y, size_t y_stride,
                         bool adds) {
   size_t j = 0;
-  for (; j + 32 <= out; j += 32) block<Tokens, 32>(x, x_stride, {w.data + j, w.stride}, in, y + j, y_stride, adds);
-  for (; j + 8 <= out; j += 8) block<Tokens, 8>(x, x_stride, {w.data + j, w.stride}, in, y + j, y_stride, adds);
-  for (; j < out; ++j) block<Tokens, 1>(x, x_stride, {w.data + j, w.stride}, in, y + j, y_stride, adds);
+  const auto take = [&]<size_t Count, size_t Width>() __attribute__((always_inline)) {
+    for (; j + Count * Width <= out; j += Count * Width)
+      block<Tokens, Count, Width>(x, x_stride, {w.data + j, w.stride}, in, y + j, y_stride, adds);
+  };
+  take.template operator()<2, 16>();
+  take.template operator()<1, 16>();
+  take.template operator()<1, 4>();
+  for (; j < out; ++j)
+    for (size_t t = 0; t < Tokens; ++t) {
+      float sum = adds ? y[t * y_stride + j] : 0.0f;
+      for (size_t i = 0; i < in; ++i) sum += x[t * x_stride + i] * w.data[i * w.stride + j];
+      y[t * y_stride + j] = sum;
+    }
 }
 
 // y[n, out] (+)= x[n, in] w[in, out]. A token's numbers do not depend on how many others there are.
@@ -168,48 +188,63 @@ template <size_t Heads>
 GLM53D_INLINE void attend_heads(const CpuLayerShape& s, const float* kv_b, size_t keys, const float* queries,
                                 const float* pool, const int64_t* locs, const float* hidden, float* scratch,
                                 float* attended) {
+  using Each = typename Lanes<Heads>::type;  // one number of each head
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.query()));
   const size_t of_head = (s.nope + s.value) * s.kv_rank;
   float *absorbed = scratch, *latents = absorbed + Heads * s.row(), *scores = latents + Heads * s.kv_rank;
-  float most[Heads], sums[Heads];
-  for (size_t head = 0; head < Heads; ++head) {
+  for (size_t head = 0; head < Heads; ++head) {  // absorbed [row, Heads]
     const float* query = queries + head * s.query();
-    float* into = absorbed + head * s.row();
-    product(1, query, 0, {kv_b + head * of_head, s.kv_rank}, s.nope, s.kv_rank, into, 0, false);
-    std::copy_n(query + s.nope, s.rope, into + s.kv_rank);
-    most[head] = -std::numeric_limits<float>::infinity();
+    product(1, query, 0, {kv_b + head * of_head, s.kv_rank}, s.nope, s.kv_rank, latents, 0, false);
+    for (size_t i = 0; i < s.kv_rank; ++i) absorbed[i * Heads + head] = latents[i];
+    for (size_t i = 0; i < s.rope; ++i) absorbed[(s.kv_rank + i) * Heads + head] = query[s.nope + i];
   }
-  for (size_t key = 0; key < keys; ++key) {
-    const float* row = pool + static_cast<size_t>(locs[key]) * s.row();
-    for (size_t head = 0; head < Heads; ++head) {
-      const float score = scale * dot(absorbed + head * s.row(), row, s.row()) + hidden[key];
-      scores[head * keys + key] = score;
-      most[head] = std::max(most[head], score);
-    }
-  }
-  for (size_t head = 0; head < Heads; ++head) {
-    sums[head] = 0;
-    for (size_t key = 0; key < keys; ++key) {
-      float& score = scores[head * keys + key];
-      score = std::exp(score - most[head]);
-      sums[head] += score;
-    }
-  }
-  size_t at = 0;
-  const auto gather = [&]<size_t Columns>() __attribute__((always_inline)) {
-    for (; at + Columns <= s.kv_rank; at += Columns) {
-      float found[Heads][Columns] = {};
-      for (size_t key = 0; key < keys; ++key) {
-        const float* row = pool + static_cast<size_t>(locs[key]) * s.row() + at;
-        for (size_t head = 0; head < Heads; ++head)
-          for (size_t j = 0; j < Columns; ++j) found[head][j] += scores[head * keys + key] * row[j];
+  Each most = Each{} - std::numeric_limits<float>::infinity(), sums = {};
+  size_t key = 0;
+  const auto score = [&]<size_t Keys>() __attribute__((always_inline)) {  // scores [keys, Heads]
+    for (; key + Keys <= keys; key += Keys) {
+      const float* row[Keys];
+      Each found[Keys] = {}, query;
+      for (size_t k = 0; k < Keys; ++k) row[k] = pool + static_cast<size_t>(locs[key + k]) * s.row();
+      for (size_t i = 0; i < s.row(); ++i) {
+        std::memcpy(&query, absorbed + i * Heads, sizeof(query));
+        for (size_t k = 0; k < Keys; ++k) found[k] += row[k][i] * query;
       }
-      for (size_t head = 0; head < Heads; ++head) std::copy_n(found[head], Columns, latents + head * s.kv_rank + at);
+      for (size_t k = 0; k < Keys; ++k) {
+        found[k] = found[k] * scale + hidden[key + k];
+        most = found[k] > most ? found[k] : most;
+        std::memcpy(scores + (key + k) * Heads, &found[k], sizeof(query));
+      }
+    }
+  };
+  score.template operator()<4>();
+  score.template operator()<1>();
+  for (key = 0; key < keys; ++key)
+    for (size_t head = 0; head < Heads; ++head) {
+      float& one = scores[key * Heads + head];
+      one = std::exp(one - most[head]);
+      sums[head] += one;
+    }
+  size_t at = 0;
+  const auto gather = [&]<size_t Width>() __attribute__((always_inline)) {
+    for (; at + Width <= s.kv_rank; at += Width) {
+      typename Lanes<Width>::type found[Heads] = {}, part;
+      for (size_t key = 0; key < keys; ++key) {
+        std::memcpy(&part, pool + static_cast<size_t>(locs[key]) * s.row() + at, sizeof(part));
+        for (size_t head = 0; head < Heads; ++head) found[head] += scores[key * Heads + head] * part;
+      }
+      for (size_t head = 0; head < Heads; ++head)
+        std::memcpy(latents + head * s.kv_rank + at, &found[head], sizeof(part));
     }
   };
   gather.template operator()<32>();
-  gather.template operator()<8>();
-  gather.template operator()<1>();
+  gather.template operator()<4>();
+  for (; at < s.kv_rank; ++at)
+    for (size_t head = 0; head < Heads; ++head) {
+      float found = 0;
+      for (size_t key = 0; key < keys; ++key)
+        found += scores[key * Heads + head] * pool[static_cast<size_t>(locs[key]) * s.row() + at];
+      latents[head * s.kv_rank + at] = found;
+    }
   for (size_t head = 0; head < Heads; ++head) {
     const float* values = kv_b + head * of_head + s.nope * s.kv_rank;
     for (size_t i = 0; i < s.value; ++i)
