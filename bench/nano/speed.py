@@ -3,7 +3,7 @@
     python -m bench.nano.speed [--plain FOLDER] [--rounds 5] [--json]
 
 Held-out prompts, for daemons that differ in their number of MTP drafts, all with one engine thread; `make serve` takes
-two drafts. Rounds alternate between the daemons. --plain, an export with --plain, is what transformers then generates
+none. Rounds alternate between the daemons. --plain, an export with --plain, is what transformers then generates
 from, in this process and with one thread, one prompt after the other: what ours is measured against.
 """
 

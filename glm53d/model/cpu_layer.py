@@ -1,7 +1,7 @@
 """A layer for steps of a few tokens on a CPU: three native calls instead of some eighty operations.
 
-So few numbers take longer to start than to compute: with the nano model a decoded token costs a tenth of what it costs
-in torch. It is the same arithmetic, in float32; tests/model/test_cpu_layer.py holds the two forms together.
+An operation on so few numbers takes longer to start than to compute: bench/micro/model.py has both. It is the same
+arithmetic, in float32; tests/model/test_cpu_layer.py holds the two forms together.
 """
 
 from typing import TYPE_CHECKING

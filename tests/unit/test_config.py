@@ -4,11 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from glm53d.__main__ import main
-from glm53d.config import FOREIGN, Config, Speculation, load, reference_toml
+from glm53d.config import FOREIGN, Config, load, reference_toml
 from glm53d.errors import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -29,9 +28,8 @@ def file_refusal(folder: Path, text: str) -> str:
     return refused.value.message.removeprefix(f"{path}: ")
 
 
-def test_without_a_file_the_defaults_are_those_of_nano_cpu_but_for_its_drafts():
-    nano = load(str(CONF / "nano-cpu.toml"), [])
-    assert load(None, []) == Config() == msgspec.structs.replace(nano, speculation=Speculation())
+def test_without_a_file_the_defaults_are_those_of_nano_cpu():
+    assert load(None, []) == Config() == load(str(CONF / "nano-cpu.toml"), [])
 
 
 def test_the_committed_reference_is_what_the_code_says_and_changes_nothing():
