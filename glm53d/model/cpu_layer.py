@@ -4,9 +4,11 @@ An operation on so few numbers takes longer to start than to compute: bench/micr
 arithmetic, in float32; tests/model/test_cpu_layer.py holds the two forms together.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glm53d import _native
@@ -32,26 +34,24 @@ class CpuLayer:
         moe = mlp if isinstance(mlp, Moe) else None
         mlps: list[Mlp] = [*moe.experts, moe.shared] if moe else [mlp]  # type: ignore[list-item]
         index = self.indexer
-        # What the native layer looks at must stay where it is.
-        self.kept = [
-            attention.w_x.plain, attention.w_q.plain, attention.w_o.plain, attention.kv_b,
-            *(each.gate_up.plain for each in mlps), *(each.down.plain for each in mlps),
-        ]  # fmt: skip
+        # The native layer knows where these lie and keeps none of them alive.
+        self.weights: dict[str, Any] = {
+            "attention_norm": layer.attention_norm.weight.numpy(), "mlp_norm": layer.mlp_norm.weight.numpy(),
+            "q_norm": attention.q_norm.weight.numpy(), "kv_norm": attention.kv_norm.weight.numpy(),
+            "index_norm": index.k_norm_weight.numpy() if index else None,
+            "index_norm_bias": index.k_norm_bias.numpy() if index else None,
+            "from_x": _plain(attention.w_x), "from_q": _plain(attention.w_q), "out": _plain(attention.w_o),
+            "kv_b": attention.kv_b.flatten(0, 1).numpy(),
+            "router": moe.gate.numpy() if moe else None, "router_bias": moe.bias.numpy() if moe else None,
+            "gate_up": [_plain(each.gate_up) for each in mlps], "down": [_plain(each.down) for each in mlps],
+        }  # fmt: skip
         self.native = _native.CpuLayer(
             hidden=config.hidden_size, q_rank=config.q_lora_rank, kv_rank=config.kv_lora_rank,
             rope=config.qk_rope_head_dim, nope=attention.nope_dim, value=attention.v_head_dim, heads=attention.heads,
             index_heads=index.heads if index else 0, index_dim=index.head_dim if index else 0,
-            width=len(_plain(mlps[0].down)), chosen=moe.num_chosen if moe else 0,
-            attention_norm=layer.attention_norm.weight.numpy(), mlp_norm=layer.mlp_norm.weight.numpy(),
-            q_norm=attention.q_norm.weight.numpy(), kv_norm=attention.kv_norm.weight.numpy(),
-            index_norm=index.k_norm_weight.numpy() if index else None,
-            index_norm_bias=index.k_norm_bias.numpy() if index else None,
-            from_x=_plain(attention.w_x).numpy(), from_q=_plain(attention.w_q).numpy(),
-            kv_b=attention.kv_b.flatten(0, 1).numpy(), out=_plain(attention.w_o).numpy(),
-            router=moe.gate.numpy() if moe else None, router_bias=moe.bias.numpy() if moe else None,
-            gate_up=[_plain(each.gate_up).numpy() for each in mlps], down=[_plain(each.down).numpy() for each in mlps],
+            width=len(self.weights["down"][0]), chosen=moe.num_chosen if moe else 0,
             floor=float(layer.attention_norm.floor), q_kv_floor=float(attention.q_norm.floor), index_eps=K_NORM_EPS,
-            scaling=moe.scaling if moe else 0.0,
+            scaling=moe.scaling if moe else 0.0, **self.weights,
         )  # fmt: skip
 
     @classmethod
@@ -100,7 +100,6 @@ class CpuLayer:
         native.finish(num_tokens, attended.data_ptr(), x.data_ptr())
         return x, chosen
 
-
     def _choose(
         self, group: Group, topk: int, queries: Tensor, index_w: Tensor, angles: Tensor, keys: Rows
     ) -> Group:
@@ -118,6 +117,7 @@ class CpuLayer:
         return Gathered(group.tokens, chosen, chosen_hidden)
 
 
-def _plain(linear: Linear) -> Tensor:
+def _plain(linear: Linear) -> NDArray[np.float32]:
+    """[in, out]."""
     assert linear.plain is not None
-    return linear.plain
+    return linear.plain.numpy()

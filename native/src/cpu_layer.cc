@@ -6,7 +6,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <utility>
 
 // Each of these is compiled once for each width of vectors, and the processor's own is taken when the module is loaded:
 // too early for the thread sanitizer.
@@ -91,12 +90,7 @@ GLM53D_INLINE void rows(const float* x, size_t x_stride, Matrix w, size_t in, si
   take.template operator()<2, 16>();
   take.template operator()<1, 16>();
   take.template operator()<1, 4>();
-  for (; j < out; ++j)
-    for (size_t t = 0; t < Tokens; ++t) {
-      float sum = adds ? y[t * y_stride + j] : 0.0f;
-      for (size_t i = 0; i < in; ++i) sum += x[t * x_stride + i] * w.data[i * w.stride + j];
-      y[t * y_stride + j] = sum;
-    }
+  take.template operator()<1, 1>();
 }
 
 // y[n, out] (+)= x[n, in] w[in, out]. A token's numbers do not depend on how many others there are.
@@ -238,13 +232,7 @@ GLM53D_INLINE void attend_heads(const CpuLayerShape& s, const float* kv_b, size_
   };
   gather.template operator()<32>();
   gather.template operator()<4>();
-  for (; at < s.kv_rank; ++at)
-    for (size_t head = 0; head < Heads; ++head) {
-      float found = 0;
-      for (size_t key = 0; key < keys; ++key)
-        found += scores[key * Heads + head] * pool[static_cast<size_t>(locs[key]) * s.row() + at];
-      latents[head * s.kv_rank + at] = found;
-    }
+  gather.template operator()<1>();
   for (size_t head = 0; head < Heads; ++head) {
     const float* values = kv_b + head * of_head + s.nope * s.kv_rank;
     for (size_t i = 0; i < s.value; ++i)
