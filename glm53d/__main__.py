@@ -74,10 +74,11 @@ def _check(config: Config) -> int:
 
 
 def _run(config: Config, read: Callable[[], Config]) -> int:
-    gc.disable()  # what imports make stays: to look for garbage in it is a tenth of their time
+    gc.disable()  # what imports make stays: to look for garbage in it, while or after, is a sixth of their time
     from glm53d.obs import log
     from glm53d.world import supervisor
 
+    gc.freeze()
     gc.enable()
 
     log.setup(config.log.level)

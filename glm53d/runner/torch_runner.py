@@ -299,6 +299,8 @@ class TorchRunner:
 
     def _shared_memory(self, num_bytes: int) -> Tensor:
         """Zeros on the device, which the other ranks can read, if there are any."""
+        if self._mailbox_ends is None and self.device.type == "cpu":
+            return torch.from_numpy(np.zeros(num_bytes, np.uint8))  # no memory until it is written to, and no time
         if self._mailbox_ends is None:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         ends, timeout_s = self._mailbox_ends, self.config.scheduler.watchdog_s

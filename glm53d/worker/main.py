@@ -128,6 +128,7 @@ def rank_main(spec: RankSpec) -> None:
     try:
         gc.disable()  # as in __main__
         runner = make_runner(spec)
+        gc.freeze()
         gc.enable()
         begun = time.monotonic_ns()
         loaded = runner.load(report.progress)

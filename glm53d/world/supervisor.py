@@ -261,9 +261,10 @@ class Ranks:
         self._end_all()
 
     def _spawn(self, rendezvous: Path) -> None:
-        gc.disable()  # as in __main__: a sixth of a second
+        gc.disable()  # as in __main__
         import torch.multiprocessing as mp  # the one place in main that loads torch
 
+        gc.freeze()
         gc.enable()
         context = mp.get_context("spawn")
         for spec in self._specs:
