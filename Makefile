@@ -15,6 +15,8 @@ comma := ,
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Two files at once: tests of daemons wait for them much of the time.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 VENV_STAMP := $(VENV)/.installed
 NATIVE_STAMP := $(VENV)/.native
 AI_SDK := build/ai_sdk/.installed
@@ -63,10 +65,10 @@ $(AI_SDK): tests/ai_sdk/package-lock.json
 ai-sdk: $(AI_SDK)
 
 test: lint test-native ai-sdk
-	$(BIN)/pytest -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: lint test-native test-sanitized ai-sdk
-	GLM53D_LONG=1 $(BIN)/pytest -q $(ARGS)
+	GLM53D_LONG=1 $(PYTEST) $(ARGS)
 
 # $(call native-tests,folder,CMake options)
 define native-tests

@@ -19,7 +19,6 @@ from glm53d.errors import StartError
 from glm53d.model.config import ModelConfig
 from glm53d.nano.weights import nano_folder
 from glm53d.world.plan import memory_plan
-from tests.model.conftest import MATRIX
 from tests.model.synthetic import make_checkpoint
 from tests.model.world import Alone, Ranks, ServedWorld, serve
 
@@ -189,10 +188,11 @@ def answers() -> dict[tuple[str, int], list[list[int]]]:
     indirect=["ranks"],
     ids=lambda value: str(value).replace(" ", "_"),
 )
-def test_a_layout_gives_the_tokens_of_one_rank(ranks, attn_dp_size, ep_size, name, seed, checkpoints, answers, request):
+def test_a_layout_gives_the_tokens_of_one_rank(
+    ranks, attn_dp_size, ep_size, name, seed, checkpoints, answers, record_property
+):
+    record_property("matrix", (f"{ranks.size} ranks, dp {attn_dp_size}, ep {ep_size}", name))
     feature, folder = FEATURES[name], checkpoints[seed]
-    key = f"{ranks.size} ranks, dp {attn_dp_size}, ep {ep_size}", name
-    request.config.stash[MATRIX].setdefault(key, []).append(False)
     if (name, seed) not in answers:
         answers[name, seed] = feature.expected(folder, seed)
     config = feature.config(folder, ranks.size, attn_dp_size, ep_size)
@@ -203,7 +203,6 @@ def test_a_layout_gives_the_tokens_of_one_rank(ranks, attn_dp_size, ep_size, nam
     )
     assert world.loaded.weight_bytes == plan.weight_bytes  # so no rank has read more than its share
     assert world.loaded.kv_bytes_per_token == plan.kv_bytes_per_token
-    request.config.stash[MATRIX][key][-1] = True
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused(ranks, tmp_path):
