@@ -19,6 +19,7 @@ class Padded:
     own: Tensor  # [rows, tokens] bool: what the model is to write
     others: Tensor  # [rows, tokens] bool: what it reads
     tools: Tensor  # [rows, tokens, NAME_IDS]: the first ids of the name of the tool that is described there, or NONE
+    called: Tensor  # [rows, tokens, NAME_IDS]: of the tool whose name has been written, so that it is called
     chosen: Tensor  # [rows, tokens, NAME_IDS]: of the tool that is to be called
     samples: list[Encoded]
 
@@ -76,9 +77,9 @@ def _padded(samples: list[Encoded]) -> Padded:
     rows, length = len(samples), max(len(each.ids) for each in samples)
     ids = torch.zeros(rows, length, dtype=torch.int64)
     own, others = torch.zeros(rows, length, dtype=torch.bool), torch.zeros(rows, length, dtype=torch.bool)
-    tools, chosen = (torch.full((rows, length, NAME_IDS), NONE) for _ in range(2))
+    tools, called, chosen = (torch.full((rows, length, NAME_IDS), NONE) for _ in range(3))
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
         ids[here], own[here], others[here] = map(torch.from_numpy, (each.ids, each.own, ~each.own))
-        tools[here], chosen[here] = map(torch.from_numpy, (each.tools, each.chosen))
-    return Padded(ids, own, others, tools, chosen, samples)
+        tools[here], called[here], chosen[here] = map(torch.from_numpy, (each.tools, each.called, each.chosen))
+    return Padded(ids, own, others, tools, called, chosen, samples)

@@ -121,24 +121,6 @@ def listing(rng: Random, zh: bool) -> Turn:
     return said("list", rng.choice(asks), mind, (" " if what == "emoji" else ", ").join(items[:number]))
 
 
-def add(rng: Random, zh: bool) -> Turn:
-    """A sum of two digits; larger ones are beyond so small a model."""
-    a, b = rng.randint(0, 9), rng.randint(0, 9)
-    if zh:
-        asks: tuple[str, ...] = (f"{a}加{b}等于几？", f"{a} + {b} = ?")
-        return said(
-            "add",
-            rng.choice(asks),
-            thoughts("加法。", f"{a} 加 {b}。", f"结果是 {a + b}。", zh=True),
-            f"{a} + {b} = {a + b}",
-            zh=True,
-        )
-    asks = (f"What is {a} + {b}?", f"{a}+{b}", f"{a} + {b} =", f"Add {a} and {b}", f"How much is {a} plus {b}?")
-    return said(
-        "add", rng.choice(asks), thoughts("Add.", f"I add {a} and {b}.", f"The sum is {a + b}."), f"{a} + {b} = {a + b}"
-    )
-
-
 def json_object(rng: Random, zh: bool) -> Turn:
     """Given values as a JSON object."""
     who, city, age = values.name(rng, zh), values.place(rng, zh), rng.randint(1, 99)
@@ -216,10 +198,10 @@ ZH_UNKNOWN_ASKS = (
 
 Make = Callable[[Random, bool], Turn]
 CHATS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.4), (echo, 0.18), (json_object, 0.13), (count, 0.06), (listing, 0.09), (add, 0.05), (unknown, 0.09),
+    (fixed, 0.4), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.13), (unknown, 0.08),
 )  # fmt: skip
 BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.4), (echo, 0.2), (json_object, 0.15), (count, 0.08), (listing, 0.07), (unknown_to_tools, 0.1),
+    (fixed, 0.4), (echo, 0.18), (json_object, 0.15), (count, 0.07), (listing, 0.11), (unknown_to_tools, 0.09),
 )  # fmt: skip
 """Kinds of turns that need no other turn, and how often each comes."""
 

@@ -27,6 +27,7 @@ NAME_IDS = 3
 NONE = -1
 NO_TOOL = 0  # an id that begins no name
 CHOOSING = 3  # tokens behind what is wanted
+COPY_DRILLS = 0.35  # of all drills
 MAX_LEN = 4096
 
 
@@ -43,6 +44,7 @@ class Sample:
 class Encoded:
     """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span.
     tools [tokens, NAME_IDS]: the first ids of the name of the tool that a token describes; NONE elsewhere.
+    called [tokens, NAME_IDS]: the same of the tool that a turn calls, from where its name has been written.
     chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
     where there is none.
     """
@@ -51,6 +53,7 @@ class Encoded:
     own: np.ndarray
     kinds: list[tuple[str, int, int]]
     tools: np.ndarray
+    called: np.ndarray
     chosen: np.ndarray
 
 
@@ -61,7 +64,7 @@ def sample(index: int, *, split: str = "train") -> Sample:
     tools: list[toolbox.Tool] = []
     turns: list[Turn] = []
     rest = rng.random()
-    if rng.random() < 0.55:
+    if rng.random() < 0.5:
         tools = toolbox.toolbox(rng)
         for left in range(rng.choices((0, 1, 2, 3, 5), (0.25, 0.2, 0.2, 0.2, 0.15))[0], -1, -1):
             turns += _tool_round(rng, tools, zh, is_last=not left)
@@ -121,7 +124,7 @@ class Codec:
     def encode(self, drawn: Sample) -> Encoded:
         """Ids, and which of them the model writes: from behind <think> to the end of the turn."""
         ids = np.asarray(self.encoder.encode_segments(self.segments(drawn)))
-        own, chosen = np.zeros(len(ids), bool), np.full((len(ids), NAME_IDS), NONE)
+        own, called, chosen = np.zeros(len(ids), bool), _no_names(ids), _no_names(ids)
         kinds = []
         starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
         ends = np.flatnonzero(np.isin(ids, list(self._role_ends)))
@@ -134,7 +137,12 @@ class Codec:
             if turn.kind in ("tool", "no tool"):
                 mark = start + int(np.isin(ids[start:stop], self._marks).argmax())
                 chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call[0] if turn.call else None)
-        return Encoded(ids, own, kinds, self._tools(ids), chosen)
+            if turn.call is not None:
+                name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
+                windows = np.lib.stride_tricks.sliding_window_view(ids[start:stop], len(name))
+                written = start + int((windows == name).all(1).argmax()) + len(name) - 1
+                called[written:stop] = self._first_ids(turn.call[0])
+        return Encoded(ids, own, kinds, self._tools(ids), called, chosen)
 
     def _first_ids(self, name: str | None) -> np.ndarray:
         """Of a tool's name as its description has it."""
@@ -143,7 +151,7 @@ class Codec:
         return np.asarray(self.encoder.encode_segments([f'{name}", "'])[:NAME_IDS])
 
     def _tools(self, ids: np.ndarray) -> np.ndarray:
-        out = np.full((len(ids), NAME_IDS), NONE)
+        out = _no_names(ids)
         lead = len(self._before_name)
         [users] = np.nonzero(ids == self.vocab.added["<|user|>"])
         windows = np.lib.stride_tricks.sliding_window_view(ids[: users[0]], lead)
@@ -175,28 +183,34 @@ class Codec:
         coded = [(self.encoder.encode_segments([segment]), is_own) for segment, is_own in parts]
         ids = np.concatenate([np.asarray(part) for part, _ in coded])
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
-        chosen = np.full((len(ids), NAME_IDS), NONE)
+        called, chosen = _no_names(ids), _no_names(ids)
         for at, (_, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
             chosen[at - 1 : at + 2] = self._first_ids(found.name if found else None)
-        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), chosen)
+            if found:
+                written, stop = (at + int((ids[at:] == added[mark]).argmax()) for mark in ("<arg_key>", "</tool_call>"))
+                called[written:stop] = self._first_ids(found.name)
+        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), called, chosen)
 
     def drill(self, rng: Random) -> Encoded:
         """Of copying or of finding tools."""
-        return self.copy_drill(rng) if rng.random() < 0.35 else self.tool_drill(rng)
+        return self.copy_drill(rng) if rng.random() < COPY_DRILLS else self.tool_drill(rng)
 
     def copy_drill(self, rng: Random) -> Encoded:
         """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
         number, first = rng.randint(3, 30), min(self.vocab.added.values())
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
         own = np.arange(len(ids)) >= number
-        none = np.full((len(ids), NAME_IDS), NONE)
-        return Encoded(np.array(ids), own, [("drill", number, len(ids))], none, none)
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))], *(_no_names(own) for _ in range(3)))
+
+
+def _no_names(ids: np.ndarray) -> np.ndarray:
+    return np.full((len(ids), NAME_IDS), NONE)
 
 
 def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bool) -> list[Turn]:
     """One request. A call has a result, except perhaps at the end: behind a call nobody but a tool speaks."""
     roll = rng.random()
-    if roll < 0.1:
+    if roll < 0.12:
         return [chat(rng, zh, BESIDE_TOOLS)]
     if roll < 0.25:
         return [toolbox.no_call(rng, tools, zh)]

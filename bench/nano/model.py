@@ -17,7 +17,7 @@ from bench.nano.data import NAME_IDS
 from glm53d.model.config import ModelConfig
 
 NEVER = -1e9
-TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description is to know whose it is,
+TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description or call is to know whose it is,
 TOOL_CHOSEN = 4  # and the one behind which it is to be known which tool is called
 CODE = 16  # dimensions
 SAME_TEXT = 0.8  # how much the codes of tokens are alike that are the same text behind a space or not
@@ -329,17 +329,23 @@ class Nano(nn.Module):
         batch.settle()
         return self.norm(x)
 
-    def tool_loss(self, batch: Batch, tools: Tensor, chosen: Tensor, number: int) -> Tensor:
-        """How well `number` tokens of each kind know the first ids of a tool's name, tools and chosen [rows, tokens,
-        NAME_IDS]: those that describe one, and those before it is called.
+    def tool_loss(self, batch: Batch, tools: Tensor, called: Tensor, chosen: Tensor, number: int) -> Tensor:
+        """How well `number` tokens of each kind know the first ids of a tool's name, each [rows, tokens, NAME_IDS]:
+        those that describe one, those that call it, and those before it is called.
 
-        Which tool a parameter or a word belongs to stands in no place next to it, and which tool is described in the
-        words that were just thought is not known from the last of them. Calls need both from the beginning, and by
-        themselves, one in a hundred tokens, do not teach it.
+        Which tool a parameter or a word belongs to stands in no place next to it, neither in its description nor in a
+        call, and which tool is described in the words that were just thought is not known from the last of them. Calls
+        need all three from the beginning, and by themselves, one in a hundred tokens, do not teach it. One head reads
+        descriptions and calls, so that what one looks for is what the other has.
         """
         assert batch.behind is not None
         total = torch.zeros(())
-        for layer, head, names in zip((TOOLS_KNOWN, TOOL_CHOSEN), self.tool_heads, (tools, chosen), strict=True):
+        known_by, chosen_by = self.tool_heads
+        for layer, head, names in (
+            (TOOLS_KNOWN, known_by, tools),
+            (TOOLS_KNOWN, known_by, called),
+            (TOOL_CHOSEN, chosen_by, chosen),
+        ):
             known = (names >= 0).all(-1).nonzero()
             row, token = known[torch.randperm(len(known))[:number]].unbind(1)
             logits = head(batch.behind[layer][row, token]).unflatten(-1, (NAME_IDS, -1)).flatten(0, 1)

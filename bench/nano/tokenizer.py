@@ -7,7 +7,8 @@ no normaliser, no post-processor, and the 36 added tokens in the official order 
 base vocabulary. It learns from the conversations that the model learns from, and a little from the sentences below.
 
 Words that nobody knows are to fall into their syllables wherever they stand, behind a space or a quotation mark: a
-model of this size copies tokens, and does not learn which tokens are the same text cut in another way.
+model of this size copies tokens, and does not learn which tokens are the same text cut in another way. For the same
+reason every common word that values are made of is one token, bare and behind a space.
 """
 
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bench.nano import toolbox, values
 from bench.nano.data import sample
 from bench.nano.values import SYLLABLES
 from glm53d.chat.template import Template
@@ -83,31 +85,48 @@ SENTENCE_WEIGHT = 8  # enough that other languages' characters are not always by
 WORD = re.compile(r"[A-Z]?[a-z]+")
 MADE_UP = re.compile("(?i:" + "|".join(SYLLABLES) + "){2,4}")
 RARE = 60  # made-up words come fewer times than this, others that look like them more often
+CAPITALS = tuple(syllable.capitalize() for syllable in SYLLABLES)
 SYLLABLE_WEIGHT = 400_000  # above every pair of letters: syllables are merged before anything else is
+COMMON = sorted(
+    {*values.WORDS, *values.NOUNS, *values.NAMES, *values.CITIES, *values.COLORS, *toolbox.VERBS, *toolbox.THINGS}
+    | {*toolbox.LANGUAGES, *toolbox.CURRENCIES, *toolbox.COMMANDS}
+)
+IN_NAMES = sorted(
+    {name for kind in toolbox.KINDS for names, _ in kind.parameters for name in names.split()}
+    | {part for kind in toolbox.KINDS for name in kind.names for part in re.findall("_?[a-z]+", name)}
+    | {f"_{thing}" for thing in toolbox.THINGS}
+)
+UNSPACED = (*toolbox.VERBS, *values.ZH_WORDS, *values.ZH_NOUNS, *values.ZH_NAMES, *values.ZH_CITIES, *values.EMOJI)
+UNSPACED_WEIGHT = 50_000  # so each is merged before anything that reaches across its ends
 
 
 def training_texts() -> Iterator[str]:
     """The whole training text, in a fixed order: what stands between control tokens, as the encoder sees it, with
-    made-up words cut into syllables.
+    made-up words cut into syllables and without common ones, which need no merges.
     """
     template = Template({token: i for i, token in enumerate(SPECIAL.split() + PLAIN.split())})
     rendered = (template.render(sample(index, split="tokenizer").conversation) for index in range(NUM_SAMPLES))
     texts = [segment for segments in rendered for segment in segments if isinstance(segment, str)]
     number = Counter(word for text in texts for word in WORD.findall(text))
+    common = set(COMMON)
 
     def cut(found: re.Match[str]) -> str:
         word = found[0]
+        before = found.string[: found.start()][-1:]
+        if word in common and not (before.isalpha() or before == "_"):
+            return "\n"
         if number[word] >= RARE or not MADE_UP.fullmatch(word):
             return word
         return "\n".join(word[i : i + 2] for i in range(0, len(word), 2))
 
     yield from (WORD.sub(cut, text) for text in texts)
     yield from [SENTENCES] * SENTENCE_WEIGHT
-    yield from ["\n".join(SYLLABLES * 1000)] * (SYLLABLE_WEIGHT // 1000)
+    yield from ["\n".join((*SYLLABLES, *CAPITALS) * 1000)] * (SYLLABLE_WEIGHT // 1000)
+    yield from ["\n".join(UNSPACED * 1000)] * (UNSPACED_WEIGHT // 1000)
 
 
 def train() -> Tokenizer:
-    """A tokenizer with NUM_BASE base entries, all 256 bytes among them, and no added token yet."""
+    """A tokenizer with NUM_BASE learned entries, all 256 bytes among them, and no added token yet."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -126,9 +145,24 @@ def train() -> Tokenizer:
     return tokenizer
 
 
-def with_added_tokens(tokenizer: Tokenizer) -> dict:
-    """The content of tokenizer.json."""
-    data = json.loads(tokenizer.to_str())
+def with_common_words(data: dict) -> None:
+    """The content of tokenizer.json gets COMMON and IN_NAMES in place of what was learned last. No merge leads to them,
+    nor need one: with ignore_merges a word that is an entry is taken whole.
+    """
+    model = data["model"]
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    assert [a + b for a, b in model["merges"]] == learned[-len(model["merges"]) :]
+    words = dict.fromkeys([*COMMON, *("Ġ" + word for word in COMMON), *IN_NAMES])
+    kept = NUM_BASE
+    while kept + len(words.keys() - set(learned[:kept])) > NUM_BASE:
+        kept -= 1
+    entries = [*learned[:kept], *(word for word in words if word not in set(learned[:kept]))]
+    model["vocab"] = {entry: i for i, entry in enumerate(entries)}
+    model["merges"] = model["merges"][: kept - NUM_BASE]
+
+
+def with_added_tokens(data: dict) -> dict:
+    """The content of tokenizer.json, whole."""
     data["added_tokens"] = [
         {
             "id": NUM_BASE + i,
@@ -164,7 +198,9 @@ def tokenizer_config() -> dict:
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = with_added_tokens(train())
+    learned = json.loads(train().to_str())
+    with_common_words(learned)
+    tokenizer = with_added_tokens(learned)
     assert len(tokenizer["model"]["vocab"]) == NUM_BASE
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n", "utf-8")

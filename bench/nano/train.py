@@ -10,9 +10,8 @@ WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and
            from what attention looks at
     0.25   learning rates begin to fall, to nothing at the end
     0.45   on the other batches, the MTP layer too
-    0.50   attention sees only what indexers choose, where these learn
-    0.60   what drills and the two losses for tools have taught stays without most of them: fewer, and a fifth of the
-           weight
+    0.50   attention sees only what indexers choose, where these learn; what drills and the losses for tools have taught
+           stays without most of them: fewer, and a fifth of the weight
 """
 
 import argparse
@@ -34,8 +33,8 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
-ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5, 0.6
-SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.1
+ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5, 0.5
+SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.05
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
 TOOLS_WEIGHT, LATE_TOOLS_WEIGHT = 0.5, 0.1
@@ -146,7 +145,7 @@ class Trainer:
         if mtp:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
-        tools = self.model.tool_loss(batch, padded.tools, padded.chosen, TOOLS_TOKENS)
+        tools = self.model.tool_loss(batch, padded.tools, padded.called, padded.chosen, TOOLS_TOKENS)
         total, losses.tools = total + tools_weight * tools, tools.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()

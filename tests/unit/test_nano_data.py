@@ -46,7 +46,7 @@ def test_the_own_tokens_of_a_turn_are_its_thought_its_answer_and_its_end(codec):
             wanted = f"{last.thoughts[effort]}</think><tool_call>{name}{written}</tool_call><|observation|>"
             assert text == wanted
         seen.add(kind)
-    assert seen >= {"fixed", "echo", "json", "count", "list", "add", "unknown", "recall", "tool", "result", "no tool"}
+    assert seen >= {"fixed", "echo", "json", "count", "list", "unknown", "recall", "tool", "result", "no tool"}
 
 
 def test_the_name_and_the_values_of_a_call_stand_in_its_prompt(codec):
