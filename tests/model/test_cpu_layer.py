@@ -9,57 +9,10 @@ import torch
 from glm53d import _native
 from glm53d.model.config import ModelConfig
 from glm53d.model.cpu_layer import MAX_TOKENS
-from glm53d.model.glm import Glm
-from glm53d.model.groups import RankGroups
-from glm53d.model.kv_cache import KvCache, KvShape
-from glm53d.model.layout import Layout
-from glm53d.model.mtp import Mtp
-from glm53d.model.step import Step, plan_step
-from glm53d.model.weights import Checkpoint
+from tests.helpers.model import SLOTS, LoneModel
 from tests.model.synthetic import make_checkpoint
 
-SLOTS, PAGES, PAGE_SIZE = 8, 24, 8
-CPU = torch.device("cpu")
-
-
-class Side:
-    """A model with its own cache; natively or in torch."""
-
-    def __init__(self, folder: Path, *, native: bool, fp8: bool = False, dtype: torch.dtype = torch.float32):
-        config = ModelConfig.load(folder)
-        ranks, eps = RankGroups(Layout()), config.rms_norm_eps
-        checkpoint = Checkpoint(folder, config, dtype, CPU, with_mtp=True)
-        self.model = Glm(config, checkpoint, ranks, eps, lambda done: None)
-        self.mtp = Mtp(config, checkpoint, ranks, self.model, eps)
-        self.layers = [*self.model.layers, self.mtp.layer]
-        if not native:
-            for layer in self.layers:
-                layer.on_cpu = None
-        shape = KvShape(config, PAGE_SIZE, dtype, fp8=fp8, num_mtp=1)
-        self.cache = KvCache(
-            shape, torch.zeros(shape.memory_bytes(SLOTS * PAGES), dtype=torch.uint8), num_pages=SLOTS * PAGES,
-            max_slots=SLOTS, max_context_len=PAGES * PAGE_SIZE,
-        )  # fmt: skip
-        pages = torch.randperm(SLOTS * PAGES, generator=torch.Generator().manual_seed(1)).numpy()
-        self.cache.append_pages(np.arange(SLOTS), np.zeros(SLOTS, int), np.full(SLOTS, PAGES), pages)
-
-    def step(self, ids: list[torch.Tensor], prefix: list[int]) -> Step:
-        """ids[i] behind prefix[i] tokens of slot i."""
-        counts = np.array([len(row) for row in ids])
-        total = [int(counts.sum())]
-        return plan_step(
-            self.cache, torch.cat(ids), total, total, np.arange(len(ids)), np.array(prefix[: len(ids)]), counts, counts
-        )
-
-    def run(self, ids: list[torch.Tensor], prefix: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """States behind the model's layers, and behind the MTP layer."""
-        step = self.step(ids, prefix)
-        states = self.model.forward(step, self.cache)
-        return states, self.mtp.forward(step, states, self.cache)[0]
-
-    def rows(self) -> torch.Tensor:
-        """All that is cached."""
-        return torch.cat([pages.flatten().view(torch.float32) for pages in self.cache.pages])
+CONTEXT = 192
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -67,7 +20,7 @@ def test_both_forms_of_a_layer_give_the_same(tmp_path: Path, seed: int):
     """Before and beyond what indexers choose, rows of unequal length, one token of each or several."""
     make_checkpoint(tmp_path, seed)
     config = ModelConfig.load(tmp_path)
-    native, plain = Side(tmp_path, native=True), Side(tmp_path, native=False)
+    native, plain = LoneModel(tmp_path, CONTEXT, native=True), LoneModel(tmp_path, CONTEXT, native=False)
     assert all(layer.on_cpu is not None for layer in native.layers)
     generator = torch.Generator().manual_seed(seed)
     prefix = [config.index_topk // 2, 2 * config.index_topk, 3, 40, 9, 17, 1, 30]
@@ -91,10 +44,13 @@ def test_both_forms_of_a_layer_give_the_same(tmp_path: Path, seed: int):
 def test_other_steps_and_other_layers_stay_in_torch(tmp_path: Path):
     make_checkpoint(tmp_path, 0)
     one, long = torch.zeros(1, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
-    fp8, bfloat16 = Side(tmp_path, native=True, fp8=True), Side(tmp_path, native=True, dtype=torch.bfloat16)
+    fp8, bfloat16 = (
+        LoneModel(tmp_path, CONTEXT, native=True, fp8=True),
+        LoneModel(tmp_path, CONTEXT, native=True, dtype=torch.bfloat16),
+    )
     assert not any(layer.on_cpu.takes(fp8.step([one], [4]), fp8.cache) for layer in fp8.layers)  # type: ignore[union-attr]
     assert all(layer.on_cpu is None for layer in bfloat16.layers)
-    side = Side(tmp_path, native=True)
+    side = LoneModel(tmp_path, CONTEXT, native=True)
     too_many = [one.expand(MAX_TOKENS // SLOTS + 1)] * SLOTS
     for step in (side.step([long], [0]), side.step(too_many, [4] * SLOTS)):
         assert not any(layer.on_cpu.takes(step, side.cache) for layer in side.layers)  # type: ignore[union-attr]

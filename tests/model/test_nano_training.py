@@ -13,18 +13,12 @@ from bench.nano.batches import Batches
 from bench.nano.data import CHOOSING, NAME_IDS, NO_TOOL, NONE, Codec, sample
 from bench.nano.model import Nano
 from bench.nano.muon import orthogonal
+from bench.nano.tokenizer import COMMON, IN_NAMES, NUM_BASE, with_common_words
 from glm53d.model.config import ModelConfig
-from glm53d.model.glm import Glm
-from glm53d.model.groups import RankGroups
-from glm53d.model.kv_cache import KvCache, KvShape
-from glm53d.model.layout import Layout
-from glm53d.model.mtp import Mtp
-from glm53d.model.step import plan_step
-from glm53d.model.weights import Checkpoint
+from tests.helpers.model import LoneModel
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ROOT / "glm53d" / "nano"
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -42,27 +36,19 @@ def trained() -> Nano:
 @pytest.mark.parametrize("tokens", [40, 300])  # below index_topk, and above: there indexers choose
 def test_an_exported_checkpoint_gives_the_training_modules_logits(trained, tmp_path, tokens):
     export.write(trained.state_dict(), NANO, tmp_path, plain=True)
-    config = ModelConfig.load(tmp_path)
     ids = torch.randint(0, 2036, (1, tokens), generator=torch.Generator().manual_seed(2))
 
     batch = trained.batch(tokens, sparse=True, teach=False)
     states = trained(ids, batch)
     wanted, wanted_drafts = trained.lm_head(states[0]), trained.lm_head(trained.draft(states, ids, batch)[0])
 
-    checkpoint = Checkpoint(tmp_path, config, torch.float32, CPU, with_mtp=True)
-    ranks = RankGroups(Layout())
-    model = Glm(config, checkpoint, ranks, config.rms_norm_eps, lambda done: None)
-    mtp = Mtp(config, checkpoint, ranks, model, config.rms_norm_eps)
-    shape = KvShape(config, 64, torch.float32, num_mtp=1)
-    memory = torch.zeros(shape.memory_bytes(8), dtype=torch.uint8)
-    cache = KvCache(shape, memory, num_pages=8, max_slots=1, max_context_len=512)
-    cache.append_pages(np.array([0]), np.array([0]), np.array([8]), np.arange(8))
-    one = np.array([0])
-    step = plan_step(cache, ids[0], [tokens], [tokens], one, one, np.array([tokens]), np.array([tokens]))
-    hidden = model.norm(model.forward(step, cache))
+    lone = LoneModel(tmp_path, 512)
+    model = lone.model
+    step = lone.step([ids[0]], [0])
+    hidden = model.norm(model.forward(step, lone.cache))
     assert torch.allclose(model.logits(hidden, [tokens]), wanted, atol=1e-4, rtol=0)
     step.input_ids = torch.cat([ids[0, 1:], ids[0, :1]])
-    drafts = model.logits(mtp.forward(step, hidden, cache)[0], [tokens])
+    drafts = model.logits(lone.mtp.forward(step, hidden, lone.cache)[0], [tokens])
     assert torch.allclose(drafts[:-1], wanted_drafts, atol=1e-4, rtol=0)
 
 
@@ -143,6 +129,47 @@ def test_what_is_to_be_called_is_told_where_it_was_thought_what_is_wanted():
             seen += 1
         assert next(named, None) is None
     assert seen > 20
+
+
+def test_from_where_a_tools_name_has_been_written_a_call_is_marked_with_it():
+    codec = Codec(NANO / "tokenizer.json")
+    text = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    seen = 0
+    for index in range(60):
+        drawn = sample(index)
+        encoded = codec.encode(drawn)
+        is_called = (encoded.called != NONE).all(1)
+        turns = {start: turn for turn, (_, start, _) in zip(drawn.turns[::-1], encoded.kinds[::-1], strict=False)}
+        for start, stop in ((start, stop) for _, start, stop in encoded.kinds):
+            if not (call := turns[start].call):
+                assert not is_called[start:stop].any()
+                continue
+            place = start + np.flatnonzero(is_called[start:stop])
+            assert place[-1] == stop - 1 and len(place) == stop - place[0]
+            before = text.decode(encoded.ids[start : place[0] + 1].tolist(), skip_special_tokens=False)
+            assert before.endswith((f"`{call[0]}", f"<tool_call>{call[0]}")) and before.count(f"`{call[0]}") <= 1
+            name = text.encode(f'{call[0]}", "', add_special_tokens=False).ids[:NAME_IDS]
+            assert (encoded.called[place] == name).all()
+            seen += 1
+        drilled, asked = codec.tool_drill(Random(index)), toolbox.drill(Random(index))[1]
+        written = text.decode(drilled.ids[(drilled.called != NONE).all(1)].tolist(), skip_special_tokens=False)
+        assert written.count("<arg_key>") == sum(len(tool.parameters) for _, tool in asked if tool)
+    assert seen > 20
+
+
+def test_common_words_take_the_place_of_what_was_learned_last():
+    learned = {f"e{i}": i for i in range(256)} | {"ab": 256, "abc": 257}
+    learned |= {f"m{i}x": 258 + i for i in range(NUM_BASE - 258)}
+    merges = [["a", "b"], ["ab", "c"], *([f"m{i}", "x"] for i in range(NUM_BASE - 258))]
+    data = {"model": {"vocab": dict(learned), "merges": list(merges)}}
+    with_common_words(data)
+    vocab = data["model"]["vocab"]
+    assert sorted(vocab.values()) == list(range(NUM_BASE))
+    assert {*COMMON, *("Ġ" + word for word in COMMON), *IN_NAMES} <= vocab.keys()
+    kept = len(data["model"]["merges"])
+    assert data["model"]["merges"] == merges[:kept] and 0 < kept < len(merges)
+    assert all(vocab[a + b] == learned[a + b] for a, b in merges[:kept])
+    assert not any(a + b in vocab for a, b in merges[kept:])
 
 
 def test_a_batch_is_the_same_whenever_it_is_asked_for():
