@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glm53d.model.glm import Layer
 
 MAX_TOKENS = 32
+MAX_BYTES = 16 << 20  # of a layer's weights: larger ones come from memory, and torch reads them with all its threads
 
 
 class CpuLayer:
@@ -50,8 +51,9 @@ class CpuLayer:
             rope=config.qk_rope_head_dim, nope=attention.nope_dim, value=attention.v_head_dim, heads=attention.heads,
             index_heads=index.heads if index else 0, index_dim=index.head_dim if index else 0,
             width=len(self.weights["down"][0]), chosen=moe.num_chosen if moe else 0,
-            floor=float(layer.attention_norm.floor), q_kv_floor=float(attention.q_norm.floor), index_eps=K_NORM_EPS,
-            scaling=moe.scaling if moe else 0.0, **self.weights,
+            floor=float(layer.attention_norm.floor), q_floor=float(attention.q_norm.floor),
+            kv_floor=float(attention.kv_norm.floor), index_eps=K_NORM_EPS, scaling=moe.scaling if moe else 0.0,
+            **self.weights,
         )  # fmt: skip
 
     @classmethod
@@ -62,8 +64,9 @@ class CpuLayer:
         for each in [*mlp.experts, mlp.shared] if isinstance(mlp, Moe) else [mlp]:
             linears += [each.gate_up, each.down]
         is_plain = all(each.plain is not None and each.plain.dtype == torch.float32 for each in linears)
+        is_small = sum(each.plain.nbytes for each in linears if each.plain is not None) <= MAX_BYTES
         is_whole = layer.ranks.layout.tp_size == 1 and config.n_shared_experts == 1
-        return cls(layer, config) if is_plain and is_whole and weight.device.type == "cpu" else None
+        return cls(layer, config) if is_plain and is_small and is_whole and weight.device.type == "cpu" else None
 
     def takes(self, step: Step, cache: KvCache) -> bool:
         """The step is of the kind this is for."""

@@ -51,10 +51,12 @@ void bind_model(nb::module_& m) {
              const std::optional<Vector>& index_norm, const std::optional<Vector>& index_norm_bias, const Rows& from_x,
              const Rows& from_q, const Rows& kv_b, const Rows& out, const std::optional<Rows>& router,
              const std::optional<Vector>& router_bias, const std::vector<Rows>& gate_up, const std::vector<Rows>& down,
-             float floor, float q_kv_floor, float index_eps, float scaling) {
+             float floor, float q_floor, float kv_floor, float index_eps, float scaling) {
             if (gate_up.empty() || gate_up.size() != down.size()) throw nb::value_error("gate_up and down differ in length");
             const size_t experts = gate_up.size() - 1;
             const bool routes = experts > 0, indexes = index_dim > 0;
+            if (rope % 2 || indexes != (index_heads > 0) || (indexes && rope > index_dim))
+              throw nb::value_error("rope turns pairs of every key, and an indexer has heads and a width");
             if (routes != router.has_value() || routes != router_bias.has_value() || chosen > experts)
               throw nb::value_error("routed experts need a router, and nothing else does");
             if (indexes != index_norm.has_value() || indexes != index_norm_bias.has_value())
@@ -84,7 +86,7 @@ void bind_model(nb::module_& m) {
             }
             for (const Rows& each : gate_up) w.gate_up.push_back(matrix(each, hidden, 2 * width, "gate_up"));
             for (const Rows& each : down) w.down.push_back(matrix(each, width, hidden, "down"));
-            w.floor = floor, w.q_kv_floor = q_kv_floor, w.index_eps = index_eps, w.scaling = scaling;
+            w.floor = floor, w.q_floor = q_floor, w.kv_floor = kv_floor, w.index_eps = index_eps, w.scaling = scaling;
             new (self) CpuLayer(s, std::move(w));
           },
           nb::kw_only(), "hidden"_a, "q_rank"_a, "kv_rank"_a, "rope"_a, "nope"_a, "value"_a, "heads"_a,
@@ -92,7 +94,7 @@ void bind_model(nb::module_& m) {
           "mlp_norm"_a.noconvert(), "q_norm"_a.noconvert(), "kv_norm"_a.noconvert(), "index_norm"_a.noconvert().none(),
           "index_norm_bias"_a.noconvert().none(), "from_x"_a.noconvert(), "from_q"_a.noconvert(), "kv_b"_a.noconvert(),
           "out"_a.noconvert(), "router"_a.noconvert().none(), "router_bias"_a.noconvert().none(),
-          "gate_up"_a.noconvert(), "down"_a.noconvert(), "floor"_a, "q_kv_floor"_a, "index_eps"_a, "scaling"_a,
+          "gate_up"_a.noconvert(), "down"_a.noconvert(), "floor"_a, "q_floor"_a, "kv_floor"_a, "index_eps"_a, "scaling"_a,
           "Linears are [in, out]; kv_b is [heads * (nope + value), kv_rank]; gate_up and down are those of the routed\n"
           "experts, then of what sees every token. Norms as RmsNorm has them. Raises ValueError for a wrong size.")
       .def_prop_ro("all_queries", [](const CpuLayer& self) { return self.shape().all_queries(); },
@@ -104,6 +106,7 @@ void bind_model(nb::module_& m) {
             self.project(n, at<float>(x), at<float>(angles), at<int64_t>(locs), at<float>(pool), at<float>(index_pool),
                          at<float>(queries), at<float>(index_weights));
           },
+          nb::call_guard<nb::gil_scoped_release>(),
           "Addresses of x, angles and locs, then of what is written: see native/include/glm53d/cpu_layer.h.")
       .def(
           "choose",
@@ -113,6 +116,7 @@ void bind_model(nb::module_& m) {
             self.choose(n, keys, topk, at<float>(queries), at<float>(weights), at<float>(angles), at<float>(index_pool),
                         at<int64_t>(locs), at<float>(hidden), at<int64_t>(chosen), at<float>(chosen_hidden));
           },
+          nb::call_guard<nb::gil_scoped_release>(),
           "Likewise; chosen and chosen_hidden are written.")
       .def(
           "attend",
@@ -121,11 +125,13 @@ void bind_model(nb::module_& m) {
             self.attend(n, keys, at<float>(queries), at<float>(pool), at<int64_t>(locs), at<float>(hidden),
                         at<float>(attended));
           },
+          nb::call_guard<nb::gil_scoped_release>(),
           "Likewise; attended is written.")
       .def(
           "finish",
           [](const CpuLayer& self, size_t n, uintptr_t attended, uintptr_t x) {
             self.finish(n, at<float>(attended), at<float>(x));
           },
+          nb::call_guard<nb::gil_scoped_release>(),
           "Likewise; x is added to.");
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <vector>
 
 // Each of these is compiled once for each width of vectors, and the processor's own is taken when the module is loaded:
 // too early for the thread sanitizer.
@@ -59,6 +60,24 @@ GLM53D_INLINE void rotate(float* x, const float* angles, size_t dim) {
 
 GLM53D_INLINE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
+// Memory that a thread keeps: as much as its largest call has needed.
+class Scratch {
+ public:
+  explicit Scratch(size_t floats) {
+    if (kept_.size() < floats) kept_.resize(floats);
+  }
+
+  float* take(size_t floats) {
+    used_ += floats;
+    return kept_.data() + used_ - floats;
+  }
+
+ private:
+  static thread_local std::vector<float> kept_;
+  size_t used_ = 0;
+};
+thread_local std::vector<float> Scratch::kept_;
+
 // Width floats, which the compiler keeps in as few registers as there are for them.
 template <size_t Width>
 struct Lanes {
@@ -111,15 +130,15 @@ GLM53D_VECTORS void project_few(const CpuLayerShape& s, const CpuLayerWeights& w
                                 const float* angles, const int64_t* locs, float* pool, float* index_pool,
                                 float* queries, float* index_weights) {
   const size_t from_x = s.q_rank + s.row() + s.index_dim + s.index_heads;
-  std::vector<float> normed(n * s.hidden), found(n * from_x);
-  for (size_t t = 0; t < n; ++t)
-    rms_norm(x + t * s.hidden, w.attention_norm, w.floor, s.hidden, normed.data() + t * s.hidden);
-  product(n, normed.data(), s.hidden, w.from_x, s.hidden, from_x, found.data(), from_x, false);
+  Scratch scratch(n * (s.hidden + from_x));
+  float *normed = scratch.take(n * s.hidden), *found = scratch.take(n * from_x);
+  for (size_t t = 0; t < n; ++t) rms_norm(x + t * s.hidden, w.attention_norm, w.floor, s.hidden, normed + t * s.hidden);
+  product(n, normed, s.hidden, w.from_x, s.hidden, from_x, found, from_x, false);
   for (size_t t = 0; t < n; ++t) {
-    float* q_latent = found.data() + t * from_x;
+    float* q_latent = found + t * from_x;
     const float *kv_latent = q_latent + s.q_rank, *key = kv_latent + s.kv_rank, *index_key = key + s.rope;
     float* row = pool + static_cast<size_t>(locs[t]) * s.row();
-    rms_norm(kv_latent, w.kv_norm, w.q_kv_floor, s.kv_rank, row);
+    rms_norm(kv_latent, w.kv_norm, w.kv_floor, s.kv_rank, row);
     std::copy_n(key, s.rope, row + s.kv_rank);
     rotate(row + s.kv_rank, angles + t * s.rope, s.rope);
     if (index_pool) {
@@ -128,64 +147,69 @@ GLM53D_VECTORS void project_few(const CpuLayerShape& s, const CpuLayerWeights& w
       rotate(index_row, angles + t * s.rope, s.rope);
     }
     std::copy_n(index_key + s.index_dim, s.index_heads, index_weights + t * s.index_heads);
-    rms_norm(q_latent, w.q_norm, w.q_kv_floor, s.q_rank, q_latent);
+    rms_norm(q_latent, w.q_norm, w.q_floor, s.q_rank, q_latent);
   }
-  product(n, found.data(), from_x, w.from_q, s.q_rank, s.all_queries(), queries, s.all_queries(), false);
+  product(n, found, from_x, w.from_q, s.q_rank, s.all_queries(), queries, s.all_queries(), false);
   for (size_t t = 0; t < n; ++t)
     for (size_t head = 0; head < s.heads; ++head)
       rotate(queries + t * s.all_queries() + head * s.query() + s.nope, angles + t * s.rope, s.rope);
 }
 
-// Of each query the topk rows with the best sum_h w_h relu(q_h . k), of equal ones the first; behind those that it sees,
-// a row of its own that is hidden.
+// Of each query the topk rows with the best sum_h w_h relu(q_h . k), of equal ones the first, in the order of locs: so
+// attention adds in one order, whoever else is asked. Behind those that it sees, a row of its own that is hidden.
 GLM53D_VECTORS void choose_few(const CpuLayerShape& s, size_t n, size_t keys, size_t topk, const float* queries,
                                const float* weights, const float* angles, const float* pool, const int64_t* locs,
                                const float* hidden, int64_t* chosen, float* chosen_hidden) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.index_heads * s.index_dim));
-  std::vector<float> query(s.index_dim), turned(s.index_dim * s.index_heads), seen(keys * s.index_dim);
-  std::vector<float> dots(keys * s.index_heads);
-  std::vector<uint64_t> order(keys);  // score above, complement of the place below: no two are equal
+  Scratch scratch(s.index_dim + s.index_dim * s.index_heads + keys * (s.index_dim + s.index_heads));
+  float *query = scratch.take(s.index_dim), *turned = scratch.take(s.index_dim * s.index_heads);
+  float *seen = scratch.take(keys * s.index_dim), *dots = scratch.take(keys * s.index_heads);
+  static thread_local std::vector<uint64_t> rank, best;  // score above, complement of the place below: no two are equal
+  rank.resize(keys);
   for (size_t t = 0; t < n; ++t) {
     const float *own = queries + t * s.all_queries() + s.heads * s.query(), *weight = weights + t * s.index_heads;
     for (size_t head = 0; head < s.index_heads; ++head) {
-      std::copy_n(own + head * s.index_dim, s.index_dim, query.data());
-      rotate(query.data(), angles + t * s.rope, s.rope);
+      std::copy_n(own + head * s.index_dim, s.index_dim, query);
+      rotate(query, angles + t * s.rope, s.rope);
       for (size_t i = 0; i < s.index_dim; ++i) turned[i * s.index_heads + head] = query[i];
     }
     for (size_t key = 0; key < keys; ++key)
       std::copy_n(pool + static_cast<size_t>(locs[t * keys + key]) * s.index_dim, s.index_dim,
-                  seen.data() + key * s.index_dim);
-    product(keys, seen.data(), s.index_dim, {turned.data(), s.index_heads}, s.index_dim, s.index_heads, dots.data(),
-            s.index_heads, false);
+                  seen + key * s.index_dim);
+    product(keys, seen, s.index_dim, {turned, s.index_heads}, s.index_dim, s.index_heads, dots, s.index_heads, false);
     for (size_t key = 0; key < keys; ++key) {
-      float* of_key = dots.data() + key * s.index_heads;
+      float* of_key = dots + key * s.index_heads;
       for (size_t head = 0; head < s.index_heads; ++head) of_key[head] = std::max(of_key[head], 0.0f);
       // With 0 added, -0 is 0. An integer of the float's order: all bits turned if negative, else the first.
       const float score = scale * dot(of_key, weight, s.index_heads) + hidden[t * keys + key] + 0.0f;
       const uint32_t bits = std::bit_cast<uint32_t>(score);
       const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
-      order[key] = uint64_t{ordered} << 32 | static_cast<uint32_t>(~key);
+      rank[key] = uint64_t{ordered} << 32 | static_cast<uint32_t>(~key);
     }
-    const size_t number = std::min(topk, keys);
-    std::nth_element(order.begin(), order.begin() + static_cast<ptrdiff_t>(number) - 1, order.end(), std::greater<>());
-    for (size_t i = 0; i < topk; ++i) {
-      const size_t key = i < number ? static_cast<uint32_t>(~order[i]) : 0;
-      const bool is_seen = i < number && !std::isinf(hidden[t * keys + key]);
-      chosen[t * topk + i] = locs[t * keys + (is_seen ? key : 0)];
-      chosen_hidden[t * topk + i] = is_seen ? 0.0f : -std::numeric_limits<float>::infinity();
-    }
+    best = rank;
+    const auto last = best.begin() + static_cast<ptrdiff_t>(std::min(topk, keys)) - 1;
+    std::nth_element(best.begin(), last, best.end(), std::greater<>());
+    size_t number = 0;
+    for (size_t key = 0; key < keys; ++key)
+      if (rank[key] >= *last && !std::isinf(hidden[t * keys + key])) {
+        chosen[t * topk + number] = locs[t * keys + key];
+        chosen_hidden[t * topk + number++] = 0.0f;
+      }
+    std::fill(chosen + t * topk + number, chosen + (t + 1) * topk, locs[t * keys]);
+    std::fill(chosen_hidden + t * topk + number, chosen_hidden + (t + 1) * topk, -std::numeric_limits<float>::infinity());
   }
 }
 
-// One query's next Heads heads over its keys; queries and attended are those of the first of them.
+// One query's next Heads heads over its keys; queries and attended are those of the first of them. absorbed: memory for
+// that, for latents and for scores.
 template <size_t Heads>
 GLM53D_INLINE void attend_heads(const CpuLayerShape& s, const float* kv_b, size_t keys, const float* queries,
-                                const float* pool, const int64_t* locs, const float* hidden, float* scratch,
+                                const float* pool, const int64_t* locs, const float* hidden, float* absorbed,
                                 float* attended) {
   using Each = typename Lanes<Heads>::type;  // one number of each head
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.query()));
   const size_t of_head = (s.nope + s.value) * s.kv_rank;
-  float *absorbed = scratch, *latents = absorbed + Heads * s.row(), *scores = latents + Heads * s.kv_rank;
+  float *latents = absorbed + Heads * s.row(), *scores = latents + Heads * s.kv_rank;
   for (size_t head = 0; head < Heads; ++head) {  // absorbed [row, Heads]
     const float* query = queries + head * s.query();
     product(1, query, 0, {kv_b + head * of_head, s.kv_rank}, s.nope, s.kv_rank, latents, 0, false);
@@ -243,7 +267,8 @@ GLM53D_INLINE void attend_heads(const CpuLayerShape& s, const float* kv_b, size_
 GLM53D_VECTORS void attend_few(const CpuLayerShape& s, const CpuLayerWeights& w, size_t n, size_t keys,
                                const float* queries, const float* pool, const int64_t* locs, const float* hidden,
                                float* attended) {
-  std::vector<float> scratch(4 * (s.row() + s.kv_rank + keys));
+  const size_t room = 4 * (s.row() + s.kv_rank + keys);
+  float* absorbed = Scratch(room).take(room);
   const size_t of_head = (s.nope + s.value) * s.kv_rank;
   for (size_t t = 0; t < n; ++t) {
     const float* query = queries + t * s.all_queries();
@@ -251,42 +276,43 @@ GLM53D_VECTORS void attend_few(const CpuLayerShape& s, const CpuLayerWeights& w,
     size_t head = 0;
     for (; head + 4 <= s.heads; head += 4)
       attend_heads<4>(s, w.kv_b + head * of_head, keys, query + head * s.query(), pool, locs + t * keys,
-                      hidden + t * keys, scratch.data(), out + head * s.value);
+                      hidden + t * keys, absorbed, out + head * s.value);
     for (; head < s.heads; ++head)
       attend_heads<1>(s, w.kv_b + head * of_head, keys, query + head * s.query(), pool, locs + t * keys,
-                      hidden + t * keys, scratch.data(), out + head * s.value);
+                      hidden + t * keys, absorbed, out + head * s.value);
   }
 }
 
 GLM53D_VECTORS void finish_few(const CpuLayerShape& s, const CpuLayerWeights& w, size_t n, const float* attended,
                                float* x) {
-  std::vector<float> normed(n * s.hidden), wide(n * 2 * s.width), scores(s.experts);
+  Scratch scratch(n * s.hidden + n * 2 * s.width + 2 * s.experts);
+  float *normed = scratch.take(n * s.hidden), *wide = scratch.take(n * 2 * s.width);
+  float *scores = scratch.take(s.experts), *biased = scratch.take(s.experts);
+  static thread_local std::vector<size_t> best;
+  best.resize(s.chosen);
   product(n, attended, s.heads * s.value, w.out, s.heads * s.value, s.hidden, x, s.hidden, true);
-  for (size_t t = 0; t < n; ++t)
-    rms_norm(x + t * s.hidden, w.mlp_norm, w.floor, s.hidden, normed.data() + t * s.hidden);
+  for (size_t t = 0; t < n; ++t) rms_norm(x + t * s.hidden, w.mlp_norm, w.floor, s.hidden, normed + t * s.hidden);
   for (size_t t = 0; t < n && s.experts; ++t) {
-    const float* token = normed.data() + t * s.hidden;
-    for (size_t e = 0; e < s.experts; ++e) scores[e] = sigmoid(dot(token, w.router + e * s.hidden, s.hidden));
-    std::vector<size_t> best;  // by biased score; of equal ones the first
+    const float* token = normed + t * s.hidden;
+    for (size_t e = 0; e < s.experts; ++e) {
+      scores[e] = sigmoid(dot(token, w.router + e * s.hidden, s.hidden));
+      biased[e] = scores[e] + w.router_bias[e];
+    }
     float sum = 0;
-    while (best.size() < s.chosen) {
-      size_t next = s.experts;
-      for (size_t e = 0; e < s.experts; ++e)
-        if (std::find(best.begin(), best.end(), e) == best.end() &&
-            (next == s.experts || scores[e] + w.router_bias[e] > scores[next] + w.router_bias[next]))
-          next = e;
-      best.push_back(next);
-      sum += scores[next];
+    for (size_t& e : best) {  // of equal ones the first
+      e = static_cast<size_t>(std::max_element(biased, biased + s.experts) - biased);
+      biased[e] = -std::numeric_limits<float>::infinity();
+      sum += scores[e];
     }
     for (const size_t e : best) {
-      product(1, token, s.hidden, w.gate_up[e], s.hidden, 2 * s.width, wide.data(), 2 * s.width, false);
-      gated(wide.data(), s.width, scores[e] * (w.scaling / (sum + 1e-20f)));
-      product(1, wide.data(), 2 * s.width, w.down[e], s.width, s.hidden, x + t * s.hidden, s.hidden, true);
+      product(1, token, s.hidden, w.gate_up[e], s.hidden, 2 * s.width, wide, 2 * s.width, false);
+      gated(wide, s.width, scores[e] * (w.scaling / (sum + 1e-20f)));
+      product(1, wide, 2 * s.width, w.down[e], s.width, s.hidden, x + t * s.hidden, s.hidden, true);
     }
   }
-  product(n, normed.data(), s.hidden, w.gate_up.back(), s.hidden, 2 * s.width, wide.data(), 2 * s.width, false);
-  for (size_t t = 0; t < n; ++t) gated(wide.data() + t * 2 * s.width, s.width, 1.0f);
-  product(n, wide.data(), 2 * s.width, w.down.back(), s.width, s.hidden, x, s.hidden, true);
+  product(n, normed, s.hidden, w.gate_up.back(), s.hidden, 2 * s.width, wide, 2 * s.width, false);
+  for (size_t t = 0; t < n; ++t) gated(wide + t * 2 * s.width, s.width, 1.0f);
+  product(n, wide, 2 * s.width, w.down.back(), s.width, s.hidden, x, s.hidden, true);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct CpuLayerWeights {
   Matrix out;                         // [heads * value, hidden]
   const float *router, *router_bias;  // [experts, hidden], [experts]
   std::vector<Matrix> gate_up, down;  // of each routed expert, then of what sees every token
-  float floor, q_kv_floor, index_eps, scaling;
+  float floor, q_floor, kv_floor, index_eps, scaling;
 };
 
 class CpuLayer {
