@@ -17,7 +17,7 @@ from glm53d.ipc.mailbox import MailboxEnds
 from glm53d.model.config import ModelConfig
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
-from glm53d.model.kv_cache import KvCache, KvShape
+from glm53d.model.kv_cache import ALIGNMENT, KvCache, KvShape
 from glm53d.model.layout import Layout
 from glm53d.model.mtp import Mtp
 from glm53d.model.step import Step, last_tokens, plan_split, plan_step
@@ -300,7 +300,7 @@ class TorchRunner:
     def _shared_memory(self, num_bytes: int) -> Tensor:
         """Zeros on the device, which the other ranks can read, if there are any."""
         if self._mailbox_ends is None and self.device.type == "cpu":
-            return torch.from_numpy(np.zeros(num_bytes, np.uint8))  # no memory until it is written to, and no time
+            return _own_memory(num_bytes)
         if self._mailbox_ends is None:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         ends, timeout_s = self._mailbox_ends, self.config.scheduler.watchdog_s
@@ -329,6 +329,19 @@ class TorchRunner:
         if self.device.type == "cuda":
             return max(0, int(torch.cuda.mem_get_info()[1] * (1 - KEPT_SHARE)) - KEPT_BYTES - weight_bytes)
         return available_bytes() // 4 // self.layout.tp_size
+
+
+def _own_memory(num_bytes: int) -> Tensor:
+    """Zeros of this process alone. They take neither time nor memory before they are written to; so what there is no
+    memory for would not be refused by the kernel, but ended by it, later. Raises StartError.
+    """
+    if num_bytes > (free := available_bytes()):
+        raise StartError(
+            f"KV of {num_bytes} bytes does not fit the {free} bytes of memory that are free: lower kv.num_pages or "
+            "kv.memory_bytes"
+        )
+    memory = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT - 1, np.uint8))
+    return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
 
 
 def _refuse(config: Config, model: ModelConfig, context: int) -> None:

@@ -46,6 +46,7 @@ def decode(slot: int, step: int, prefix_len: int) -> Batch:
     ("sections", "message"),
     [
         ({"kv": Kv(memory_bytes=1000)}, "1000 bytes for KV do not hold one page"),
+        ({"kv": Kv(num_pages=1 << 34)}, "lower kv.num_pages or kv.memory_bytes"),
         ({"model": Model(max_context_len=1 << 20)}, "model.max_context_len is 1048576, above the checkpoint's 16384"),
     ],
 )
