@@ -140,7 +140,7 @@ class Codec:
             if turn.call is not None:
                 name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
                 windows = np.lib.stride_tricks.sliding_window_view(ids[start:stop], len(name))
-                written = start + int((windows == name).all(1).argmax()) + len(name) - 1
+                written = start + int(np.flatnonzero((windows == name).all(1))[0]) + len(name) - 1
                 called[written:stop] = self._first_ids(turn.call[0])
         return Encoded(ids, own, kinds, self._tools(ids), called, chosen)
 

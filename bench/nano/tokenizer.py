@@ -158,7 +158,7 @@ def with_common_words(data: dict) -> None:
         kept -= 1
     entries = [*learned[:kept], *(word for word in words if word not in set(learned[:kept]))]
     model["vocab"] = {entry: i for i, entry in enumerate(entries)}
-    model["merges"] = model["merges"][: kept - NUM_BASE]
+    del model["merges"][len(model["merges"]) - (NUM_BASE - kept) :]
 
 
 def with_added_tokens(data: dict) -> dict:

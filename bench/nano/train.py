@@ -33,7 +33,7 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
-ALL_FROM, FALL_FROM, MTP_FROM, SPARSE_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5, 0.5
+ALL_FROM, FALL_FROM, MTP_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5
 SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.05
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
@@ -112,7 +112,7 @@ class Trainer:
         is_short = start < ALL_FROM
         losses = self._gradients(
             batches[(self.state.step - round(start * self.steps)) * self.ranks + self.rank],
-            others=is_short, teach=not is_short, mtp=done >= MTP_FROM, sparse=done >= SPARSE_FROM,
+            others=is_short, teach=not is_short, mtp=done >= MTP_FROM, sparse=done >= LATE_FROM,
             tools_weight=LATE_TOOLS_WEIGHT if done >= LATE_FROM else TOOLS_WEIGHT,
         )  # fmt: skip
         self._average(losses)
@@ -180,7 +180,7 @@ class Trainer:
         right: dict[str, list[bool]] = {}
         for index in range(HELD_OUT):
             padded = self.held_out[index]
-            sparse = self.state.step >= SPARSE_FROM * self.steps
+            sparse = self.state.step >= LATE_FROM * self.steps
             states = self.model(padded.ids, self.model.batch(padded.ids.shape[1], sparse=sparse, teach=False))
             for row, each in enumerate(padded.samples):
                 best = self.model.lm_head(states[row]).argmax(-1)

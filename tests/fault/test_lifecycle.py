@@ -28,12 +28,21 @@ def log(tmp_path: Path) -> Path:
 
 
 def abandoned_memory() -> set[str]:
-    """Names in /dev/shm that no process of the machine has mapped: other tests, which may run beside, map theirs."""
-    names, mapped = set(os.listdir("/dev/shm")), set[str]()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped |= set(re.findall(r" /dev/shm/(\S+)", maps.read_text()))
-    return names - mapped
+    """Names in /dev/shm that no process of the machine has mapped: other tests, which may run beside, map theirs.
+
+    Looked at twice, as one of those may just be making or removing a name.
+    """
+
+    def look() -> set[str]:
+        names, mapped = set(os.listdir("/dev/shm")), set[str]()
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                mapped |= set(re.findall(r" /dev/shm/(\S+)", maps.read_text(errors="replace")))
+        return names - mapped
+
+    first = look()
+    time.sleep(0.05)
+    return first & look()
 
 
 def assert_gone(daemon: Daemon) -> None:

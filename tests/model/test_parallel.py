@@ -2,7 +2,7 @@
 
 Layouts split heads, experts, widths and vocabulary; features are what a step can carry. The short form takes each
 layout once without anything else, and each feature in one; GLM53D_LONG=1 all layouts with all features and seeds. What
-ran, and how it went, is printed at the end: see conftest.py.
+ran, and how it went, is printed at the end: see tests/helpers/matrix.py.
 """
 
 import itertools
