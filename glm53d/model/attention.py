@@ -17,8 +17,10 @@ from glm53d.model.groups import RankGroups
 from glm53d.model.indexer import Indexer
 from glm53d.model.kv_cache import KvCache, PlainRows, Rows
 from glm53d.model.layers import Linear, RmsNorm, rotate
-from glm53d.model.step import Gathered, Group, Step, parts
+from glm53d.model.step import Causal, Gathered, Group, Step, parts
 from glm53d.model.weights import ALL, Checkpoint, Weight
+
+CPU_QUERIES = 128  # at once: what is ahead of all of them is not computed, a third of a long prompt's attention
 
 
 class Attention:
@@ -94,9 +96,9 @@ class Attention:
         q = q[:, : self.heads * self.qk_head_dim].unflatten(-1, (self.heads, self.qk_head_dim))
         q_nope, q_rope = q[..., : self.nope_dim], rotate(q[..., self.nope_dim :], angles)
         out = [
-            (self._absorbed if isinstance(group, Gathered) else self._expanded)(
-                q_nope[group.tokens], q_rope[group.tokens], latents, group
-            )
+            self._absorbed(q_nope[group.tokens], q_rope[group.tokens], latents, group)
+            if isinstance(group, Gathered)
+            else self._expanded(q_nope[group.tokens], q_rope[group.tokens], latents, group)
             for group in chosen
         ]
         joined = out[0] if len(out) == 1 else torch.cat([x.new_empty(0, self.heads, self.v_head_dim), *out])
@@ -116,7 +118,7 @@ class Attention:
             context = rows.new_empty(len(split.locs), rows.shape[1])
         return PlainRows(self.ranks.spread(context, split.owner))
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Gathered) -> Tensor:
         """[queries, heads, v]."""
         q = torch.cat([torch.bmm(q_nope.transpose(0, 1), self.w_k).transpose(0, 1), q_rope], -1)
         latents = []
@@ -127,7 +129,7 @@ class Attention:
         latent = latents[0] if len(latents) == 1 else torch.cat(latents)
         return torch.bmm(latent.transpose(0, 1), self.w_v).transpose(0, 1)
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Group) -> Tensor:
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, pool: Rows, group: Causal) -> Tensor:
         """[queries, heads, v]."""
         q = torch.cat([q_nope, q_rope], -1).transpose(0, 1)
         c, rope_key = group.rows(slice(0, len(q_nope)), pool).tensor_split([self.kv_lora_rank], -1)
@@ -135,7 +137,8 @@ class Attention:
         # As wide as the keys, or torch has no fused form on a CPU: twice to four times the time.
         v = F.pad(torch.matmul(c, self.w_v), (0, max(0, self.qk_head_dim - self.v_head_dim)))
         out = []
-        for part in parts(len(q_nope), self.heads * k.shape[1]):
+        most = CPU_QUERIES if q.device.type == "cpu" else len(q_nope)
+        for part in parts(len(q_nope), self.heads * k.shape[1], most=most):
             bias = group.bias(part, q.dtype).transpose(0, 1)  # [1, queries, seen]
             seen = bias.shape[-1]
             out.append(

@@ -103,9 +103,7 @@ class CpuLayer:
         native.finish(num_tokens, attended.data_ptr(), x.data_ptr())
         return x, chosen
 
-    def _choose(
-        self, group: Group, topk: int, queries: Tensor, index_w: Tensor, angles: Tensor, keys: Rows
-    ) -> Group:
+    def _choose(self, group: Group, topk: int, queries: Tensor, index_w: Tensor, angles: Tensor, keys: Rows) -> Group:
         assert isinstance(group, Gathered)
         num_queries, num_keys = group.locs.shape
         if num_keys <= topk:

@@ -208,9 +208,10 @@ def last_tokens(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(int(counts.sum())) + np.repeat(ends - last, counts)
 
 
-def parts(num_queries: int, elements_per_query: int, first: int = 0) -> Iterator[slice]:
-    """Cut queries, from the first on, so that a temporary array of elements_per_query each stays under MAX_ELEMENTS."""
-    size = max(1, MAX_ELEMENTS // elements_per_query)
+def parts(num_queries: int, elements_per_query: int, first: int = 0, most: int = MAX_ELEMENTS) -> Iterator[slice]:
+    """Cut queries, from the first on, so that a temporary array of elements_per_query each stays under MAX_ELEMENTS and
+    none has more than `most`."""
+    size = max(1, min(most, MAX_ELEMENTS // elements_per_query))
     return (slice(start, min(start + size, num_queries)) for start in range(first, num_queries, size))
 
 
