@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
+from bench.nano import values
 from bench.nano.data import EFFORTS, Codec, sample
 from bench.nano.faq import ABOUT, SMALL_TALK
+from bench.nano.tokenizer import COMMON
 from glm53d.config import Config
 from glm53d.server.app import ROUTES
 
@@ -57,6 +60,22 @@ def test_the_name_and_the_values_of_a_call_stand_in_its_prompt(codec):
             prompt = codec.template.render_text(drawn.conversation).rpartition("<think>")[0]
             assert f'"name": "{name}"' in prompt
             assert all(str(value) in prompt and f'"{key}"' in prompt for key, value in arguments.items())
+
+
+def test_words_are_the_same_tokens_wherever_they_stand(codec):
+    """Common ones are one, with the space before it or without; made-up ones fall into syllables."""
+
+    def pieces(text: str) -> list[bytes]:
+        return [codec.vocab.token_bytes[i] for i in codec.encoder.encode_segments([text])]
+
+    for word in COMMON:
+        assert (pieces(word), pieces(f" {word}")) == ([word.encode()], [f" {word}".encode()])
+    rng, number, odd = Random(1), 300, 0
+    for made_up in (values.word(rng) for _ in range(number)):
+        syllables = [made_up[i : i + 2].encode() for i in range(0, len(made_up), 2)]
+        behind_space = [piece.lstrip() for piece in pieces(f" {made_up}") if piece != b" "]
+        odd += not pieces(made_up) == syllables == behind_space
+    assert odd < 0.03 * number  # some have a word in them
 
 
 def test_more_effort_is_more_thinking():
