@@ -1,5 +1,6 @@
 """Whatever is drawn from what a form allows has the form: it parses, and its schema's judge finds it valid. [R35]"""
 
+import math
 import random
 import re
 import zlib
@@ -60,6 +61,15 @@ def tools_of(name: str) -> list[Tool]:
     ]
 
 
+def is_beyond_double(value: object) -> bool:
+    """The text of a number that no double holds, which is sent as that text: see chat/arguments.py."""
+    return (
+        isinstance(value, str)
+        and re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", value) is not None
+        and (math.isinf(float(value)))
+    )
+
+
 @pytest.mark.parametrize("name", TOOL_SETS)
 def test_calls_drawn_from_tools_are_parsed_and_valid(drawer, name):
     added, functions = drawer.vocab.added, functions_of(TOOL_SETS[name])
@@ -72,7 +82,8 @@ def test_calls_drawn_from_tools_are_parsed_and_valid(drawer, name):
         assert answer.calls or not draw.has_ended
         for call in answer.calls:
             arguments = json_of(call.arguments)
-            assert not [*judge(functions[call.name] or {}).iter_errors(arguments)], call
+            errors = judge(functions[call.name] or {}).iter_errors(arguments)
+            assert not [error for error in errors if not is_beyond_double(error.instance)], call
 
 
 @pytest.mark.parametrize("seed", range(120))
