@@ -110,7 +110,7 @@ class Codec:
         self.template = Template(self.vocab.added)
         self._role_ends = {self.vocab.added[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")}
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
-        self._before_name = self.encoder.encode_segments(['{"name": "'])
+        self._before_name = np.asarray(self.encoder.encode_segments(['{"name": "']))
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
         texts = [token.removeprefix(b" ") or token for token in self.vocab.token_bytes]
         self.texts = np.array([texts.index(text) for text in texts])  # of each token, the first that says the same
@@ -139,8 +139,7 @@ class Codec:
                 chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call[0] if turn.call else None)
             if turn.call is not None:
                 name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
-                windows = np.lib.stride_tricks.sliding_window_view(ids[start:stop], len(name))
-                written = start + int(np.flatnonzero((windows == name).all(1))[0]) + len(name) - 1
+                written = start + int(_places(name, ids[start:stop])[0]) + len(name) - 1
                 called[written:stop] = self._first_ids(turn.call[0])
         return Encoded(ids, own, kinds, self._tools(ids), called, chosen)
 
@@ -154,8 +153,7 @@ class Codec:
         out = _no_names(ids)
         lead = len(self._before_name)
         [users] = np.nonzero(ids == self.vocab.added["<|user|>"])
-        windows = np.lib.stride_tricks.sliding_window_view(ids[: users[0]], lead)
-        for start in (np.flatnonzero((windows == self._before_name).all(1)) + lead).tolist():
+        for start in (_places(self._before_name, ids[: users[0]]) + lead).tolist():
             end = start + int(self._ends_line[ids[start:]].argmax())
             for place in range(NAME_IDS):
                 out[start + place : end, place] = ids[start + place]
@@ -201,6 +199,11 @@ class Codec:
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
         own = np.arange(len(ids)) >= number
         return Encoded(np.array(ids), own, [("drill", number, len(ids))], *(_no_names(own) for _ in range(3)))
+
+
+def _places(part: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Where a part of ids begins in them."""
+    return np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, len(part)) == part).all(1))
 
 
 def _no_names(ids: np.ndarray) -> np.ndarray:

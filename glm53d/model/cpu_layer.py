@@ -63,8 +63,8 @@ class CpuLayer:
         linears = [layer.attention.w_x, layer.attention.w_q, layer.attention.w_o]
         for each in [*mlp.experts, mlp.shared] if isinstance(mlp, Moe) else [mlp]:
             linears += [each.gate_up, each.down]
-        is_plain = all(each.plain is not None and each.plain.dtype == torch.float32 for each in linears)
-        is_small = sum(each.plain.nbytes for each in linears if each.plain is not None) <= MAX_BYTES
+        plain = [each.plain for each in linears if each.plain is not None and each.plain.dtype == torch.float32]
+        is_plain, is_small = len(plain) == len(linears), sum(each.nbytes for each in plain) <= MAX_BYTES
         is_whole = layer.ranks.layout.tp_size == 1 and config.n_shared_experts == 1
         return cls(layer, config) if is_plain and is_small and is_whole and weight.device.type == "cpu" else None
 

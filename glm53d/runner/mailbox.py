@@ -87,11 +87,7 @@ class ShmMailbox:
         self._rank, num_ranks = ends.signals.rank, ends.signals.num_ranks
         self._signals = [Signal(ends.signals, rank, timeout_s) for rank in range(num_ranks)]
         meet(self, self._rank, num_ranks)
-        if num_bytes * num_ranks > (free := available_bytes()):
-            raise StartError(
-                f"KV of {num_bytes} bytes for each of {num_ranks} ranks does not fit the {free} bytes of memory that "
-                "are free: lower kv.num_pages or kv.memory_bytes"
-            )
+        check_fits(num_bytes, num_ranks)
         meet(self, self._rank, num_ranks)
         try:
             ends.memories[self._rank].set_size(num_bytes)
@@ -134,6 +130,16 @@ def available_bytes() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     available = next(line for line in lines if line.startswith("MemAvailable:"))
     return int(available.split()[1]) * 1024
+
+
+def check_fits(num_bytes: int, num_ranks: int = 1) -> None:
+    """Raise StartError where KV of so many bytes on each rank is more than the memory that is free."""
+    if num_bytes * num_ranks > (free := available_bytes()):
+        each = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
+        raise StartError(
+            f"KV of {num_bytes} bytes{each} does not fit the {free} bytes of memory that are free: lower kv.num_pages "
+            "or kv.memory_bytes"
+        )
 
 
 class IdExchange:

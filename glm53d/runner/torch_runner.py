@@ -28,7 +28,7 @@ from glm53d.runner.base import Loaded, Progress, host_pages
 from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
 from glm53d.runner.graphs import Backend, CudaGraphs, Graphs, SlotState
 from glm53d.runner.kv_copy import KvCopies
-from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox, available_bytes
+from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox, available_bytes, check_fits
 from glm53d.runner.masks import Masks
 from glm53d.runner.rows import Rows, within
 from glm53d.runner.sampler import Sampler
@@ -299,10 +299,9 @@ class TorchRunner:
 
     def _shared_memory(self, num_bytes: int) -> Tensor:
         """Zeros on the device, which the other ranks can read, if there are any."""
-        if self._mailbox_ends is None and self.device.type == "cpu":
-            return _own_memory(num_bytes)
         if self._mailbox_ends is None:
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+            is_cpu = self.device.type == "cpu"
+            return _own_memory(num_bytes) if is_cpu else torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         ends, timeout_s = self._mailbox_ends, self.config.scheduler.watchdog_s
         if self._driver is None:
             self._mailbox = ShmMailbox(ends, num_bytes, timeout_s)
@@ -335,11 +334,7 @@ def _own_memory(num_bytes: int) -> Tensor:
     """Zeros of this process alone. They take neither time nor memory before they are written to; so what there is no
     memory for would not be refused by the kernel, but ended by it, later. Raises StartError.
     """
-    if num_bytes > (free := available_bytes()):
-        raise StartError(
-            f"KV of {num_bytes} bytes does not fit the {free} bytes of memory that are free: lower kv.num_pages or "
-            "kv.memory_bytes"
-        )
+    check_fits(num_bytes)
     memory = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT - 1, np.uint8))
     return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from bench.nano import export, toolbox
 from bench.nano.batches import Batches
-from bench.nano.data import CHOOSING, NAME_IDS, NO_TOOL, NONE, Codec, sample
+from bench.nano.chats import Turn
+from bench.nano.data import CHOOSING, NAME_IDS, NO_TOOL, NONE, Codec, Encoded, Sample, sample
 from bench.nano.model import Nano
 from bench.nano.muon import orthogonal
 from bench.nano.tokenizer import COMMON, IN_NAMES, NUM_BASE, with_common_words
@@ -69,6 +70,17 @@ def test_muon_makes_singular_values_alike():
     assert (values > 0.3).all() and (values < 1.4).all()
 
 
+def first_ids(text: Tokenizer, name: str) -> list[int]:
+    """Of a tool's name, as it stands in its description."""
+    return text.encode(f'{name}", "', add_special_tokens=False).ids[:NAME_IDS]
+
+
+def trained_turns(drawn: Sample, encoded: Encoded) -> list[tuple[Turn, int, int]]:
+    """Those whose thinking was kept, which are the last ones or all, each with its span."""
+    number = len(encoded.kinds)
+    return [(turn, *span) for turn, (_, *span) in zip(drawn.turns[-number:], encoded.kinds, strict=True)]
+
+
 def test_every_token_that_describes_a_tool_is_marked_with_its_name():
     codec = Codec(NANO / "tokenizer.json")
     text = Tokenizer.from_file(str(NANO / "tokenizer.json"))
@@ -78,7 +90,7 @@ def test_every_token_that_describes_a_tool_is_marked_with_its_name():
         parts = np.split(marked, np.flatnonzero(np.diff(marked) > 1) + 1)
         assert len(parts) == len(tools)
         for tool, part in zip(tools, parts, strict=True):
-            name = text.encode(f'{tool.name}", "', add_special_tokens=False).ids[:NAME_IDS]
+            name = first_ids(text, tool.name)
             assert (drilled.tools[part] == name).all()
             first = part[0] - NAME_IDS + 1  # it is known from its last of these on
             line = text.decode(drilled.ids[first : part[-1] + 1].tolist())
@@ -105,7 +117,7 @@ def test_a_drill_asks_each_description_once_and_tells_of_no_value():
         places = np.flatnonzero((drilled.chosen != NONE).all(1)).reshape(len(asked), -1)
         for (wanted, tool), place in zip(asked, places, strict=True):
             assert text.decode(drilled.ids[: place[0] + 1].tolist()).endswith(f"{wanted}.")
-            name = text.encode(f'{tool.name}", "', add_special_tokens=False).ids[:NAME_IDS] if tool else NO_TOOL
+            name = first_ids(text, tool.name) if tool else NO_TOOL
             assert (drilled.chosen[place] == name).all()
         assert all(tool in tools for _, tool in asked if tool is not None)
 
@@ -118,13 +130,12 @@ def test_what_is_to_be_called_is_told_where_it_was_thought_what_is_wanted():
         drawn = sample(index)
         encoded = codec.encode(drawn)
         named = iter(np.flatnonzero((encoded.chosen != NONE).all(1)).reshape(-1, CHOOSING))
-        trained = [(turn, start) for turn, (_, start, _) in zip(drawn.turns[::-1], encoded.kinds[::-1], strict=False)]
-        for turn, start in trained[::-1]:
+        for turn, start, _ in trained_turns(drawn, encoded):
             if turn.kind not in ("tool", "no tool"):
                 continue
             place = next(named)
             assert start < place[0] and turn.thoughts[2].startswith(text.decode(encoded.ids[start : place[0]].tolist()))
-            name = text.encode(f'{turn.call[0]}", "', add_special_tokens=False).ids[:NAME_IDS] if turn.call else NO_TOOL
+            name = first_ids(text, turn.call[0]) if turn.call else NO_TOOL
             assert (encoded.chosen[place] == name).all()
             seen += 1
         assert next(named, None) is None
@@ -139,17 +150,15 @@ def test_from_where_a_tools_name_has_been_written_a_call_is_marked_with_it():
         drawn = sample(index)
         encoded = codec.encode(drawn)
         is_called = (encoded.called != NONE).all(1)
-        turns = {start: turn for turn, (_, start, _) in zip(drawn.turns[::-1], encoded.kinds[::-1], strict=False)}
-        for start, stop in ((start, stop) for _, start, stop in encoded.kinds):
-            if not (call := turns[start].call):
+        for turn, start, stop in trained_turns(drawn, encoded):
+            if not (call := turn.call):
                 assert not is_called[start:stop].any()
                 continue
             place = start + np.flatnonzero(is_called[start:stop])
             assert place[-1] == stop - 1 and len(place) == stop - place[0]
             before = text.decode(encoded.ids[start : place[0] + 1].tolist(), skip_special_tokens=False)
             assert before.endswith((f"`{call[0]}", f"<tool_call>{call[0]}")) and before.count(f"`{call[0]}") <= 1
-            name = text.encode(f'{call[0]}", "', add_special_tokens=False).ids[:NAME_IDS]
-            assert (encoded.called[place] == name).all()
+            assert (encoded.called[place] == first_ids(text, call[0])).all()
             seen += 1
         drilled, asked = codec.tool_drill(Random(index)), toolbox.drill(Random(index))[1]
         written = text.decode(drilled.ids[(drilled.called != NONE).all(1)].tolist(), skip_special_tokens=False)
