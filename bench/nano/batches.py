@@ -21,6 +21,7 @@ class Padded:
     tools: Tensor  # [rows, tokens, NAME_IDS]: the first ids of the name of the tool that is described there, or NONE
     called: Tensor  # [rows, tokens, NAME_IDS]: of the tool whose name has been written, so that it is called
     chosen: Tensor  # [rows, tokens, NAME_IDS]: of the tool that is to be called
+    copied: Tensor  # [rows, tokens]: where the next token is copied from, or NONE
     samples: list[Encoded]
 
 
@@ -78,8 +79,10 @@ def _padded(samples: list[Encoded]) -> Padded:
     ids = torch.zeros(rows, length, dtype=torch.int64)
     own, others = torch.zeros(rows, length, dtype=torch.bool), torch.zeros(rows, length, dtype=torch.bool)
     tools, called, chosen = (torch.full((rows, length, NAME_IDS), NONE) for _ in range(3))
+    copied = torch.full((rows, length), NONE)
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
         ids[here], own[here], others[here] = map(torch.from_numpy, (each.ids, each.own, ~each.own))
         tools[here], called[here], chosen[here] = map(torch.from_numpy, (each.tools, each.called, each.chosen))
-    return Padded(ids, own, others, tools, called, chosen, samples)
+        copied[here] = torch.from_numpy(each.copied)
+    return Padded(ids, own, others, tools, called, chosen, copied, samples)

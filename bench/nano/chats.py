@@ -7,15 +7,26 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from bench.nano import values
 from bench.nano.faq import ABOUT, LISTS, SMALL_TALK, UNKNOWN, ZH_LISTS, ZH_UNKNOWN
 
 Json = dict[str, object]
-Fact = tuple[str, str, str, str, str]  # what it is called, the statement, a question, the answer, the reply to it
 ENTRIES = SMALL_TALK + ABOUT
 NUMBERS = "zero one two three four five six seven eight nine ten".split()
 ZH_NUMBERS = "零一二三四五六七八九十"
+
+
+class Fact(NamedTuple):
+    """Something to remember."""
+
+    what: str
+    statement: str
+    question: str
+    answer: str
+    reply: str  # to the statement
+    value: str
 
 
 @dataclass(slots=True)
@@ -28,11 +39,17 @@ class Turn:
     answer: str
     call: tuple[str, Json] | None = None  # name and arguments; the answer is then empty
     zh: bool = False
+    copied: tuple[str, ...] = ()  # parts of the answer, in its order, that stand in the message,
+    source: str = ""  # or in this text, which stands before it
 
 
-def said(kind: str, text: str, thoughts: tuple[str, str, str], answer: str, *, zh: bool = False) -> Turn:
+def said(
+    kind: str, text: str, thoughts: tuple[str, str, str], answer: str, copied: tuple[str, ...] = (), *, zh: bool = False
+) -> Turn:
     """A turn on something the user says."""
-    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh)
+    if zh and kind != "fixed":
+        text, answer = values.typeset(text), values.typeset(answer)
+    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh, copied=copied)
 
 
 def thoughts(short: str, what: str, plan: str, *, zh: bool = False) -> tuple[str, str, str]:
@@ -77,7 +94,7 @@ def echo(rng: Random, zh: bool) -> Turn:
         "Repeat exactly: {}", "Repeat: {}", "Say: {}", "Echo {}", "Repeat after me: {}", "Please say {}")  # fmt: skip
     mind = thoughts("复述。", "用户让我复述。", "我照原样写出来。", zh=True) if zh else thoughts(
         "Repeat.", "I am asked to repeat a text.", "I copy it as it is.")  # fmt: skip
-    return said("echo", rng.choice(asks).format(text), mind, text, zh=zh)
+    return said("echo", rng.choice(asks).format(text), mind, text, (text,), zh=zh)
 
 
 def count(rng: Random, zh: bool) -> Turn:
@@ -151,7 +168,8 @@ def json_object(rng: Random, zh: bool) -> Turn:
     listed = ", ".join(fields)
     mind = thoughts("JSON。", f"用户要 JSON，字段是 {listed}。", "我把值填进去。", zh=True) if zh else thoughts(
         "JSON.", f"The user wants JSON with {listed}.", "I fill in the values.")  # fmt: skip
-    return said("json", rng.choice(asks), mind, json.dumps(fields, ensure_ascii=False), zh=zh)
+    copied = tuple(str(part) for field in fields.items() for part in field)
+    return said("json", rng.choice(asks), mind, json.dumps(fields, ensure_ascii=False), copied, zh=zh)
 
 
 def unknown(rng: Random, zh: bool) -> Turn:
@@ -198,10 +216,10 @@ ZH_UNKNOWN_ASKS = (
 
 Make = Callable[[Random, bool], Turn]
 CHATS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.4), (echo, 0.18), (json_object, 0.14), (count, 0.07), (listing, 0.13), (unknown, 0.08),
+    (fixed, 0.36), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.17), (unknown, 0.07),
 )  # fmt: skip
 BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.4), (echo, 0.18), (json_object, 0.15), (count, 0.07), (listing, 0.11), (unknown_to_tools, 0.09),
+    (fixed, 0.36), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.15), (unknown_to_tools, 0.09),
 )  # fmt: skip
 """Kinds of turns that need no other turn, and how often each comes."""
 
@@ -212,57 +230,58 @@ def chat(rng: Random, zh: bool, kinds: tuple[tuple[Make, float], ...] = CHATS) -
 
 
 def fact(rng: Random, zh: bool) -> Fact:
-    """Something to remember."""
+    """Any."""
     who, city, secret, color = values.name(rng, zh), values.place(rng, zh), values.code(rng), rng.choice(values.COLORS)
     thing, number = values.value(rng, zh), rng.randint(100, 99999)
     if zh:
         noted = "好的，我记住了。"
-        return rng.choice((
-            ("名字", f"我叫{who}。", rng.choice(("我叫什么名字？", "我是谁？")), f"你叫{who}。", f"很高兴认识你，{who}！"),
-            ("城市", f"我住在{city}。", rng.choice(("我住在哪里？", "我在哪个城市？")), f"你住在{city}。", noted),
-            ("密码", f"密码是 {secret}。", rng.choice(("密码是什么？", "密码是多少？")), f"密码是 {secret}。", noted),
-            ("喜好", f"我喜欢{thing}。", "我喜欢什么？", f"你喜欢{thing}。", noted),
-        ))  # fmt: skip
+        return Fact(*rng.choice((
+            ("名字", f"我叫{who}。", rng.choice(("我叫什么名字？", "我是谁？")), f"你叫{who}。", f"很高兴认识你，{who}！", who),
+            ("城市", f"我住在{city}。", rng.choice(("我住在哪里？", "我在哪个城市？")), f"你住在{city}。", noted, city),
+            ("密码", f"密码是 {secret}。", rng.choice(("密码是什么？", "密码是多少？")), f"密码是 {secret}。", noted, secret),
+            ("喜好", f"我喜欢{thing}。", "我喜欢什么？", f"你喜欢{thing}。", noted, thing),
+        )))  # fmt: skip
     noted = "I will remember that."
     pet = values.name(rng, False)
-    return rng.choice((
+    return Fact(*rng.choice((
         ("name", f"My name is {who}.", rng.choice(("What is my name?", "Who am I?", "Do you remember my name?")),
-         f"Your name is {who}.", f"Nice to meet you, {who}!"),
-        ("city", f"I live in {city}.", rng.choice(("Where do I live?", "In which city do I live?")), f"You live in {city}.", noted),
-        ("code", f"The code is {secret}.", rng.choice(("What is the code?", "Tell me the code.")), f"The code is {secret}.", noted),
-        ("number", f"My number is {number}.", "What is my number?", f"Your number is {number}.", noted),
+         f"Your name is {who}.", f"Nice to meet you, {who}!", who),
+        ("city", f"I live in {city}.", rng.choice(("Where do I live?", "In which city do I live?")), f"You live in {city}.", noted, city),
+        ("code", f"The code is {secret}.", rng.choice(("What is the code?", "Tell me the code.")), f"The code is {secret}.", noted, secret),
+        ("number", f"My number is {number}.", "What is my number?", f"Your number is {number}.", noted, str(number)),
         ("color", f"My favorite color is {color}.", rng.choice(("What is my favorite color?", "Which color do I like?")),
-         f"Your favorite color is {color}.", noted),
+         f"Your favorite color is {color}.", noted, color),
         ("cat", f"My cat is called {pet}.", rng.choice(("What is my cat called?", "What is the name of my cat?")),
-         f"Your cat is called {pet}.", noted),
-        ("liking", f"I like {thing}.", "What do I like?", f"You like {thing}.", noted),
-    ))  # fmt: skip
+         f"Your cat is called {pet}.", noted, pet),
+        ("liking", f"I like {thing}.", "What do I like?", f"You like {thing}.", noted, thing),
+    )))  # fmt: skip
 
 
 def recall(rng: Random, zh: bool, between: list[Turn]) -> list[Turn]:
     """A fact, other turns, and a question about the fact."""
     told = fact(rng, zh)
     if not between and rng.random() < 0.4:
-        return [_asked(told, zh, f"{told[1]} {told[2]}")]
-    what, statement, _, _, reply = told
-    minded = (f"用户告诉我{what}。", "我要记住。") if zh else (f"The user tells me the {what}.", "I keep it in mind.")
-    noted = thoughts("记住。" if zh else "Noted.", minded[0], minded[1], zh=zh)
-    return [said("told", statement, noted, reply, zh=zh), *between, _asked(told, zh)]
+        return [_asked(told, zh, f"{told.statement} {told.question}")]
+    minded = ("用户告诉我{}。", "我要记住。") if zh else ("The user tells me the {}.", "I keep it in mind.")
+    noted = thoughts("记住。" if zh else "Noted.", minded[0].format(told.what), minded[1], zh=zh)
+    return [said("told", told.statement, noted, told.reply, zh=zh), *between, _asked(told, zh)]
 
 
 def hidden(rng: Random, zh: bool, sentences: int) -> list[Turn]:
     """One to four facts somewhere in a text, and a question about each."""
-    facts = list({told[0]: told for told in (fact(rng, zh) for _ in range(rng.randint(1, 4)))}.values())
+    facts = list({told.what: told for told in (fact(rng, zh) for _ in range(rng.randint(1, 4)))}.values())
     text = values.filler(rng, sentences)
-    for _, statement, *_ in facts:
-        text.insert(rng.randint(0, len(text)), statement)
+    for told in facts:
+        text.insert(rng.randint(0, len(text)), told.statement)
     rng.shuffle(facts)
     first, *others = facts
-    return [_asked(first, zh, " ".join((*text, first[2]))), *(_asked(told, zh) for told in others)]
+    return [_asked(first, zh, " ".join((*text, first.question))), *(_asked(told, zh) for told in others)]
 
 
 def _asked(told: Fact, zh: bool, prompt: str = "") -> Turn:
-    what, _, question, answer, _ = told
-    asked = (f"用户问{what}。", "前面说过。") if zh else (f"The user asks for the {what}.", "It was said before.")
-    mind = thoughts(f"{what}。" if zh else f"{what.capitalize()}.", asked[0], asked[1], zh=zh)
-    return said("recall", prompt or question, mind, answer, zh=zh)
+    asked = ("用户问{}。", "前面说过。") if zh else ("The user asks for the {}.", "It was said before.")
+    short = f"{told.what}。" if zh else f"{told.what.capitalize()}."
+    mind = thoughts(short, asked[0].format(told.what), asked[1], zh=zh)
+    turn = said("recall", prompt or told.question, mind, told.answer, (told.value,), zh=zh)
+    turn.source = values.typeset(told.statement) if zh else told.statement
+    return turn

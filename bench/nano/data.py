@@ -29,6 +29,7 @@ NO_TOOL = 0  # an id that begins no name
 CHOOSING = 3  # tokens behind what is wanted
 COPY_DRILLS = 0.35  # of all drills
 MAX_LEN = 4096
+Span = tuple[int, int]  # of tokens, the second behind the last
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Encoded:
     called [tokens, NAME_IDS]: the same of the tool that a turn calls, from where its name has been written.
     chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
     where there is none.
+    copied [tokens]: before a token that is copied, where from; NONE elsewhere.
     """
 
     ids: np.ndarray
@@ -55,6 +57,7 @@ class Encoded:
     tools: np.ndarray
     called: np.ndarray
     chosen: np.ndarray
+    copied: np.ndarray
 
 
 def sample(index: int, *, split: str = "train") -> Sample:
@@ -109,12 +112,13 @@ class Codec:
         self.encoder = Encoder(tokenizer, self.vocab, 1)
         self.template = Template(self.vocab.added)
         self._role_ends = {self.vocab.added[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")}
+        self._speakers = [self.vocab.added[name] for name in ("<|user|>", "<|observation|>")]
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
         self._before_name = np.asarray(self.encoder.encode_segments(['{"name": "']))
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
         texts = [token.removeprefix(b" ") or token for token in self.vocab.token_bytes]
         self.texts = np.array([texts.index(text) for text in texts])  # of each token, the first that says the same
-        self._marks = np.flatnonzero([token in MARKS for token in self.vocab.token_bytes])
+        self._marks = np.flatnonzero([token.startswith(MARKS) for token in self.vocab.token_bytes])
 
     def segments(self, drawn: Sample) -> list[Segment]:
         """The whole conversation, the end of the last turn included."""
@@ -125,6 +129,7 @@ class Codec:
         """Ids, and which of them the model writes: from behind <think> to the end of the turn."""
         ids = np.asarray(self.encoder.encode_segments(self.segments(drawn)))
         own, called, chosen = np.zeros(len(ids), bool), _no_names(ids), _no_names(ids)
+        text = _Text(ids, self)
         kinds = []
         starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
         ends = np.flatnonzero(np.isin(ids, list(self._role_ends)))
@@ -141,7 +146,33 @@ class Codec:
                 name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
                 written = start + int(_places(name, ids[start:stop])[0]) + len(name) - 1
                 called[written:stop] = self._first_ids(turn.call[0])
-        return Encoded(ids, own, kinds, self._tools(ids), called, chosen)
+            self._mark_copies(text, turn, start, stop)
+        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied)
+
+    def _mark_copies(self, text: "_Text", turn: Turn, start: int, stop: int) -> None:
+        """Of a turn that is written from start to stop."""
+        [speaks] = np.isin(text.ids[:start], self._speakers).nonzero()
+        if turn.call is not None:
+            self._mark_call(text, *turn.call, (start, stop), (int(speaks[-1]), start))
+            return
+        answer = start + int((text.ids[start:stop] == self._think_end).argmax())
+        source = text.find(turn.source, (0, start)) if turn.source else (int(speaks[-1]), start)
+        for part in turn.copied:
+            answer = text.copy(part, (answer, stop), source)
+
+    def _mark_call(self, text: "_Text", name: str, arguments: Json, written: Span, message: Span | None) -> None:
+        """Names come from where the tool is described, and values, if there is a message, from there."""
+        start, stop = written
+        described = text.find(name, (0, start), '{"name": "%s"')
+        assert described is not None
+        line = described[0], described[0] + int(self._ends_line[text.ids[described[0] :]].argmax())
+        call = start + int((text.ids[start:stop] == self._think_end).argmax())
+        for at, end, form in ((start, call, "`%s`"), (call, stop, "%s")):
+            at = text.copy(name, (at, end), described, form)
+            for parameter, value in arguments.items():
+                at = text.copy(parameter, (at, end), line, form, '"%s": {')
+                if message is not None and at > call:
+                    at = text.copy(str(value), (at, end), message)
 
     def _first_ids(self, name: str | None) -> np.ndarray:
         """Of a tool's name as its description has it."""
@@ -181,13 +212,14 @@ class Codec:
         coded = [(self.encoder.encode_segments([segment]), is_own) for segment, is_own in parts]
         ids = np.concatenate([np.asarray(part) for part, _ in coded])
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
-        called, chosen = _no_names(ids), _no_names(ids)
+        called, chosen, text = _no_names(ids), _no_names(ids), _Text(ids, self)
         for at, (_, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
             chosen[at - 1 : at + 2] = self._first_ids(found.name if found else None)
             if found:
                 written, stop = (at + int((ids[at:] == added[mark]).argmax()) for mark in ("<arg_key>", "</tool_call>"))
                 called[written:stop] = self._first_ids(found.name)
-        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), called, chosen)
+                self._mark_call(text, found.name, {name: None for name, _ in found.parameters}, (at, stop), None)
+        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), called, chosen, text.copied)
 
     def drill(self, rng: Random) -> Encoded:
         """Of copying or of finding tools."""
@@ -197,8 +229,45 @@ class Codec:
         """Random ids, some times over: from the second time on each is known. No language helps, only copying does."""
         number, first = rng.randint(3, 30), min(self.vocab.added.values())
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
-        own = np.arange(len(ids)) >= number
-        return Encoded(np.array(ids), own, [("drill", number, len(ids))], *(_no_names(own) for _ in range(3)))
+        places = np.arange(len(ids))
+        own, copied = places >= number, np.where(places + 1 >= number, places + 1 - number, NONE)
+        no_names = _no_names(own)
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))], no_names, no_names, no_names, copied)
+
+
+class _Text:
+    """Ids as text, in which words are found however they were cut."""
+
+    def __init__(self, ids: np.ndarray, codec: Codec):
+        parts = [codec.vocab.token_bytes[token] for token in ids.tolist()]
+        self.ids, self.copied = ids, np.full(len(ids), NONE)
+        self._same, self._bytes = codec.texts[ids], b"".join(parts)
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    def find(self, text: str, span: Span, form: str = "%s") -> Span | None:
+        """The tokens of the first place in a span where a text stands in this form and is no part of a longer word."""
+        before, behind = (part.encode() for part in form.split("%s"))
+        wanted = text.encode()
+        at, stop = (int(self._starts[token]) for token in span)
+        while (at := self._bytes.find(before + wanted + behind, at, stop)) >= 0:
+            first, last = at + len(before), at + len(before) + len(wanted)
+            if not (self._bytes[first - 1 : first].isalnum() or self._bytes[last : last + 1].isalnum()):
+                begin, end = np.searchsorted(self._starts, (first, last - 1), "right").tolist()
+                return begin - 1, end
+            at += 1
+        return None
+
+    def copy(self, text: str, where: Span, source: Span | None, form: str = "%s", source_form: str = "%s") -> int:
+        """Mark a text's tokens as copied, as far as they are cut alike; returns the end of the text."""
+        found = self.find(text, where, form)
+        said = self.find(text, source, source_form) if source else None
+        if found is None:
+            return where[0]
+        for token, place in zip(range(*found), range(*said) if said else (), strict=False):
+            if self._same[token] != self._same[place]:
+                break
+            self.copied[token - 1] = place
+        return found[1]
 
 
 def _places(part: np.ndarray, ids: np.ndarray) -> np.ndarray:

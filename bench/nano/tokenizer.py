@@ -117,7 +117,7 @@ def training_texts() -> Iterator[str]:
             return "\n"
         if number[word] >= RARE or not MADE_UP.fullmatch(word):
             return word
-        return "\n".join(word[i : i + 2] for i in range(0, len(word), 2))
+        return "\n" + "\n".join(word[i : i + 2] for i in range(0, len(word), 2))
 
     yield from (WORD.sub(cut, text) for text in texts)
     yield from [SENTENCES] * SENTENCE_WEIGHT
@@ -145,24 +145,26 @@ def train() -> Tokenizer:
     return tokenizer
 
 
-def with_common_words(data: dict) -> None:
+def put_common_words(data: dict) -> None:
     """The content of tokenizer.json gets COMMON and IN_NAMES in place of what was learned last. No merge leads to them,
     nor need one: with ignore_merges a word that is an entry is taken whole.
     """
     model = data["model"]
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     assert [a + b for a, b in model["merges"]] == learned[-len(model["merges"]) :]
-    words = dict.fromkeys([*COMMON, *("Ġ" + word for word in COMMON), *IN_NAMES])
+    places = {entry: i for i, entry in enumerate(learned)}
+    wanted = dict.fromkeys([*COMMON, *("Ġ" + word for word in COMMON), *IN_NAMES])
+    words = [(word, places.get(word, NUM_BASE)) for word in wanted]
     kept = NUM_BASE
-    while kept + len(words.keys() - set(learned[:kept])) > NUM_BASE:
+    while kept + sum(place >= kept for _, place in words) > NUM_BASE:
         kept -= 1
-    entries = [*learned[:kept], *(word for word in words if word not in set(learned[:kept]))]
+    entries = learned[:kept] + [word for word, place in words if place >= kept]
     model["vocab"] = {entry: i for i, entry in enumerate(entries)}
     del model["merges"][len(model["merges"]) - (NUM_BASE - kept) :]
 
 
-def with_added_tokens(data: dict) -> dict:
-    """The content of tokenizer.json, whole."""
+def put_added_tokens(data: dict) -> None:
+    """The content of tokenizer.json gets the official ones."""
     data["added_tokens"] = [
         {
             "id": NUM_BASE + i,
@@ -175,7 +177,6 @@ def with_added_tokens(data: dict) -> dict:
         }
         for i, content in enumerate(SPECIAL.split() + PLAIN.split())
     ]
-    return data
 
 
 def tokenizer_config() -> dict:
@@ -198,9 +199,9 @@ def tokenizer_config() -> dict:
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    learned = json.loads(train().to_str())
-    with_common_words(learned)
-    tokenizer = with_added_tokens(learned)
+    tokenizer = json.loads(train().to_str())
+    put_common_words(tokenizer)
+    put_added_tokens(tokenizer)
     assert len(tokenizer["model"]["vocab"]) == NUM_BASE
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n", "utf-8")

@@ -62,7 +62,11 @@ KINDS = (
     Kind(("get_user", "find_user", "lookup_user"), "Look up a user", (("id user_id user", "code"),),
          ("Look up user {0}", "Who is user {0}?", "Find the user {0}"), ("查找用户 {0}",)),
 )  # fmt: skip
-TAILS = ("", "", "", ".", ".", " for you", " and return it", " at once.")
+TAILS = (
+    "", "", ".", ".", " for you", " and return it", " at once.", " of a city", " in a given location.", " by name", " by its id.",
+    " for the user", " and show it to the user.", " with the given arguments", " from the system", " of something", " of a {noun}",
+    " using {word}.", " with a {noun} and a {noun}",
+)  # fmt: skip
 THINGS = (
     "price status size owner color address schedule balance version population history rating score age height".split()
 )
@@ -98,7 +102,8 @@ def tool(rng: Random, kind: Kind) -> Tool:
             properties[parameter]["description"] = f"The {options[0]}"
     function: Json = {"name": name}
     if rng.random() < 0.85:
-        function["description"] = kind.description + rng.choice(TAILS)
+        tail = rng.choice(TAILS).format(noun=rng.choice(values.NOUNS), word=values.word(rng))
+        function["description"] = kind.description + tail
     parameters: Json = {"type": "object", "properties": properties}
     if rng.random() < 0.6:
         parameters["required"] = list(properties)
@@ -157,6 +162,7 @@ def call(rng: Random, chosen: Tool, zh: bool) -> Turn:
         mind = thoughts(f"{wanted}。", f"{wanted}：我需要调用 `{chosen.name}`。", f"参数是 {listed}。", zh=True)
     else:
         mind = thoughts(f"{wanted}.", f"{wanted}: I need to call `{chosen.name}`.", f"It takes {listed}.")
+    text = values.typeset(text) if zh else text
     return Turn("tool", {"role": "user", "content": text}, mind, "", (chosen.name, arguments), zh)
 
 
@@ -181,18 +187,20 @@ def result(rng: Random, zh: bool) -> Turn:
     roll = rng.random()
     if roll < 0.5:
         content = shown = values.phrase(rng, zh, 4)
+        copied: tuple[str, ...] = (content,)
     else:
         keys = rng.sample((*THINGS, "temperature", "result", "condition", "name"), rng.randint(1, 3))
         fields = {key: rng.randint(-20, 999) if rng.random() < 0.5 else values.value(rng, zh) for key in keys}
         content = json.dumps(fields, ensure_ascii=False)
         shown = ("，" if zh else ", ").join(f"{key} {item}" for key, item in fields.items())
+        copied = tuple(str(part) for field in fields.items() for part in field)
     if zh:
         mind = thoughts("有结果了。", "工具已经返回了结果。", "我把它告诉用户。", zh=True)
-        answer = f"结果：{shown}"
+        answer = values.typeset(f"结果：{shown}")
     else:
         mind = thoughts("A result.", "The tool has given a result.", "I tell it to the user.")
         answer = f"The result: {shown}"
-    return Turn("result", {"role": "tool", "content": content}, mind, answer, zh=zh)
+    return Turn("result", {"role": "tool", "content": content}, mind, answer, zh=zh, copied=copied)
 
 
 def _looked_up(thing: str, rng: Random) -> Kind:

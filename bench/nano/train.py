@@ -11,7 +11,7 @@ WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and
     0.25   learning rates begin to fall, to nothing at the end
     0.45   on the other batches, the MTP layer too
     0.50   attention sees only what indexers choose, where these learn; what drills and the losses for tools have taught
-           stays without most of them: fewer, and a fifth of the weight
+           stays without most of them: fewer, and two fifths of the weight
 """
 
 import argparse
@@ -37,8 +37,8 @@ ALL_FROM, FALL_FROM, MTP_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5
 SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.05
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
-TOOLS_WEIGHT, LATE_TOOLS_WEIGHT = 0.5, 0.1
-TOOLS_TOKENS = 256  # of a batch, per rank
+FINDING_WEIGHT, LATE_FINDING_WEIGHT = 0.5, 0.2
+FINDING_TOKENS = 256  # of a batch, per rank
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 25, 250, 25
 HELD_OUT = 12  # batches of the split "held out"
@@ -53,6 +53,7 @@ class Losses:
     mtp: float = 0.0
     index: float = 0.0
     tools: float = 0.0
+    copies: float = 0.0
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Trainer:
         losses = self._gradients(
             batches[(self.state.step - round(start * self.steps)) * self.ranks + self.rank],
             others=is_short, teach=not is_short, mtp=done >= MTP_FROM, sparse=done >= LATE_FROM,
-            tools_weight=LATE_TOOLS_WEIGHT if done >= LATE_FROM else TOOLS_WEIGHT,
+            finding_weight=LATE_FINDING_WEIGHT if done >= LATE_FROM else FINDING_WEIGHT,
         )  # fmt: skip
         self._average(losses)
         rate = min(1.0, (self.state.step + 1) / WARMUP) * min(1.0, max(0.01, (1 - done) / (1 - FALL_FROM)))
@@ -128,7 +129,7 @@ class Trainer:
         self.state.tokens += losses.tokens
 
     def _gradients(
-        self, padded: Padded, *, others: bool, teach: bool, mtp: bool, sparse: bool, tools_weight: float
+        self, padded: Padded, *, others: bool, teach: bool, mtp: bool, sparse: bool, finding_weight: float
     ) -> Losses:
         for parameter in self.parameters:
             parameter.grad = None
@@ -145,8 +146,9 @@ class Trainer:
         if mtp:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
-        tools = self.model.tool_loss(batch, padded.tools, padded.called, padded.chosen, TOOLS_TOKENS)
-        total, losses.tools = total + tools_weight * tools, tools.item()
+        tools = self.model.tool_loss(batch, padded.tools, padded.called, padded.chosen, FINDING_TOKENS)
+        copies = self.model.copy_loss(batch, padded.copied, FINDING_TOKENS)
+        total, losses.tools, losses.copies = total + finding_weight * (tools + copies), tools.item(), copies.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()
             total, losses.index = total + index, index.item()
@@ -162,7 +164,7 @@ class Trainer:
             return
         moes = [module for module in self.model.modules() if isinstance(module, Moe)]
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        found = [losses.tokens, losses.text, losses.mtp, losses.index, losses.tools]
+        found = [losses.tokens, losses.text, losses.mtp, losses.index, losses.tools, losses.copies]
         flat = torch.cat([*(g.flatten() for g in grads), *(moe.load for moe in moes), torch.tensor(found)])
         dist.all_reduce(flat)
         parts = flat.split([*(g.numel() for g in grads), *(len(moe.load) for moe in moes), len(found)])
@@ -172,7 +174,7 @@ class Trainer:
             moe.load.copy_(part)
         tokens, *means = parts[-1].tolist()
         losses.tokens = int(tokens)
-        losses.text, losses.mtp, losses.index, losses.tools = (mean / self.ranks for mean in means)
+        losses.text, losses.mtp, losses.index, losses.tools, losses.copies = (mean / self.ranks for mean in means)
 
     @torch.no_grad()
     def exact(self) -> str:
@@ -192,10 +194,11 @@ class Trainer:
 
     def _log_losses(self) -> None:
         state, recent = self.state, self.state.recent
-        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in ("text", "mtp", "index", "tools")]
+        names = ("text", "mtp", "index", "tools", "copies")
+        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in names]
         self._log(
             f"step {state.step} tokens {state.tokens / 1e6:.2f}M cpu {state.cpu_s / 60:.1f}min "
-            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f} tools {mean[3]:.4f}"
+            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f} tools {mean[3]:.4f} copies {mean[4]:.4f}"
         )
         recent.clear()
 

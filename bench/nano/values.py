@@ -1,6 +1,7 @@
 """Random words and values that prompts contain and answers copy. Made of few syllables, so that copying can be learned
 from little data; mixed with names, numbers, Chinese and emoji, so that it is copying and not recognition."""
 
+import re
 from random import Random
 
 CITIES = (
@@ -30,7 +31,12 @@ ZH_WORDS = (
     "中国 世界 时间 问题 红色 蓝色 大 小 快 慢 山 水 火 月亮 太阳 星星 春天 夏天 秋天 冬天 猫 狗 鱼 鸟 花 树 米饭 面条 茶"
 ).split()
 SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")
+LETTERS = "aaabccdeeeefghhiijklmnnooopqrrsstttuuvwwxyyz"
 EMOJI = "😀 😊 🚀 🎉 🌟 🐱 🐶 🍎 🌈 🔥 👍 🎵 🌍".split()
+
+WIDE = r"[^ -~]"
+UNSPACED = re.compile(f"(?<={WIDE}) (?={WIDE})")
+TO_SPACE = re.compile(f"(?<={WIDE})(?=[A-Za-z])|(?<=[A-Za-z])(?=[一-龥])")
 
 PREAMBLES = (
     "You are a helpful assistant.",
@@ -52,6 +58,11 @@ FILLER = (
 def word(rng: Random) -> str:
     """A word that nobody knows."""
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 4)))
+
+
+def spelled(rng: Random) -> str:
+    """A word that is not even made of syllables, as most words of the world are to a small vocabulary."""
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(3, 9)))
 
 
 def name(rng: Random, zh: bool) -> str:
@@ -91,22 +102,31 @@ def value(rng: Random, zh: bool) -> str:
         return place(rng, False)
     if roll < 0.4:
         return name(rng, False)
+    if roll < 0.46:
+        return spelled(rng).capitalize() if rng.random() < 0.5 else spelled(rng)
     return word(rng) if roll < 0.75 else code(rng)
 
 
 def phrase(rng: Random, zh: bool, most: int = 5) -> str:
     """A few things in a row, perhaps with an emoji; or some common words."""
-    joint = "" if zh else " "
     if rng.random() < 0.3:
-        return joint.join(rng.choice(ZH_WORDS if zh else WORDS) for _ in range(rng.randint(2, most + 2)))
-    text = joint.join(value(rng, zh) for _ in range(rng.randint(1, most)))
+        return ("" if zh else " ").join(rng.choice(ZH_WORDS if zh else WORDS) for _ in range(rng.randint(2, most + 2)))
+    text = " ".join(value(rng, zh) for _ in range(rng.randint(1, most)))
+    if zh:
+        text = UNSPACED.sub("", text)
     return f"{text} {rng.choice(EMOJI)}" if rng.random() < 0.15 else text
+
+
+def typeset(text: str) -> str:
+    """Chinese text with a space between it and Latin letters, as good typesetters have it: so a word is one token."""
+    return TO_SPACE.sub(" ", text)
 
 
 def path(rng: Random) -> str:
     """Of a file."""
-    folders = "/".join(word(rng) if rng.random() < 0.6 else rng.choice(NOUNS) for _ in range(rng.randint(1, 3)))
-    return rng.choice(("/", "", "./")) + folders + rng.choice((".txt", ".py", ".md", ".json", ".log"))
+    folders = "/".join(word(rng) for _ in range(rng.randint(1, 3)))
+    start = rng.choice(("/", "./", "", f"{rng.choice(NOUNS)}/"))
+    return start + folders + rng.choice((".txt", ".py", ".md", ".json", ".log"))
 
 
 def email(rng: Random) -> str:

@@ -12,9 +12,9 @@ from bench.nano import export, toolbox
 from bench.nano.batches import Batches
 from bench.nano.chats import Turn
 from bench.nano.data import CHOOSING, NAME_IDS, NO_TOOL, NONE, Codec, Encoded, Sample, sample
-from bench.nano.model import Nano
+from bench.nano.model import Nano, far_apart
 from bench.nano.muon import orthogonal
-from bench.nano.tokenizer import COMMON, IN_NAMES, NUM_BASE, with_common_words
+from bench.nano.tokenizer import COMMON, IN_NAMES, NUM_BASE, put_common_words
 from glm53d.model.config import ModelConfig
 from tests.helpers.model import LoneModel
 
@@ -166,12 +166,45 @@ def test_from_where_a_tools_name_has_been_written_a_call_is_marked_with_it():
     assert seen > 20
 
 
+def test_a_copied_token_is_told_the_place_before_it_that_it_says_again():
+    """Of a call: its name and its parameters', from where the tool is described, and its values, from the request."""
+    codec = Codec(NANO / "tokenizer.json")
+    added = codec.vocab.added
+    opens = [added[mark] for mark in ("<tool_call>", "<arg_key>", "<arg_value>")]
+    pieces = whole = 0
+    for index in range(150):
+        drawn = sample(index)
+        encoded = codec.encode(drawn)
+        [before] = np.nonzero(encoded.copied != NONE)
+        places = encoded.copied[before]
+        assert (codec.texts[encoded.ids[before + 1]] == codec.texts[encoded.ids[places]]).all()
+        assert (places <= before).all() and encoded.own[before + 1].all()
+        [users] = np.nonzero(encoded.ids == added["<|user|>"])
+        for turn, start, stop in trained_turns(drawn, encoded):
+            if turn.kind in ("fixed", "count", "list", "unknown", "no tool", "told"):
+                assert (encoded.copied[start - 1 : stop - 1] == NONE).all()
+            for opened in start + np.flatnonzero(np.isin(encoded.ids[start:stop], opens)) if turn.call else ():
+                length = int((encoded.ids[opened + 1 : stop] >= min(added.values())).argmax())
+                said = encoded.copied[opened : opened + length]
+                is_value = encoded.ids[opened] == added["<arg_value>"]
+                assert all((place > users[users < start][-1]) == is_value for place in said[said != NONE])
+                pieces, whole = pieces + 1, whole + bool((said != NONE).all())
+    assert pieces > 150 and whole > 0.9 * pieces
+
+
+def test_codes_of_tokens_are_far_apart():
+    codes = far_apart(2064)
+    angles = (codes @ codes.T).clamp(-1, 1).acos().rad2deg()
+    assert torch.allclose(codes.norm(dim=-1), torch.ones(2064))
+    assert (angles + 90 * torch.eye(2064)).min() > 59.9
+
+
 def test_common_words_take_the_place_of_what_was_learned_last():
     learned = {f"e{i}": i for i in range(256)} | {"ab": 256, "abc": 257}
     learned |= {f"m{i}x": 258 + i for i in range(NUM_BASE - 258)}
     merges = [["a", "b"], ["ab", "c"], *([f"m{i}", "x"] for i in range(NUM_BASE - 258))]
     data = {"model": {"vocab": dict(learned), "merges": list(merges)}}
-    with_common_words(data)
+    put_common_words(data)
     vocab = data["model"]["vocab"]
     assert sorted(vocab.values()) == list(range(NUM_BASE))
     assert {*COMMON, *("Ġ" + word for word in COMMON), *IN_NAMES} <= vocab.keys()
