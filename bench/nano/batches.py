@@ -22,6 +22,7 @@ class Padded:
     called: Tensor  # [rows, tokens, NAME_IDS]: of the tool whose name has been written, so that it is called
     chosen: Tensor  # [rows, tokens, NAME_IDS]: of the tool that is to be called
     copied: Tensor  # [rows, tokens]: where the next token is copied from, or NONE
+    described: Tensor  # [rows, tokens]: where what is wanted is described, 0 if nowhere, or NONE
     samples: list[Encoded]
 
 
@@ -79,10 +80,10 @@ def _padded(samples: list[Encoded]) -> Padded:
     ids = torch.zeros(rows, length, dtype=torch.int64)
     own, others = torch.zeros(rows, length, dtype=torch.bool), torch.zeros(rows, length, dtype=torch.bool)
     tools, called, chosen = (torch.full((rows, length, NAME_IDS), NONE) for _ in range(3))
-    copied = torch.full((rows, length), NONE)
+    copied, described = (torch.full((rows, length), NONE) for _ in range(2))
     for row, each in enumerate(samples):
         here = row, slice(len(each.ids))
         ids[here], own[here], others[here] = map(torch.from_numpy, (each.ids, each.own, ~each.own))
         tools[here], called[here], chosen[here] = map(torch.from_numpy, (each.tools, each.called, each.chosen))
-        copied[here] = torch.from_numpy(each.copied)
-    return Padded(ids, own, others, tools, called, chosen, copied, samples)
+        copied[here], described[here] = map(torch.from_numpy, (each.copied, each.described))
+    return Padded(ids, own, others, tools, called, chosen, copied, described, samples)

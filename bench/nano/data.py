@@ -49,6 +49,8 @@ class Encoded:
     chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
     where there is none.
     copied [tokens]: before a token that is copied, where from; NONE elsewhere.
+    described [tokens]: where it has just been thought what is wanted, the place where a tool's description says so, or
+    0 if none does; NONE elsewhere.
     """
 
     ids: np.ndarray
@@ -58,6 +60,7 @@ class Encoded:
     called: np.ndarray
     chosen: np.ndarray
     copied: np.ndarray
+    described: np.ndarray
 
 
 def sample(index: int, *, split: str = "train") -> Sample:
@@ -141,13 +144,15 @@ class Codec:
             kinds.append((turn.kind, start, stop))
             if turn.kind in ("tool", "no tool"):
                 mark = start + int(np.isin(ids[start:stop], self._marks).argmax())
-                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(turn.call[0] if turn.call else None)
+                wanted = turn.call[0] if turn.call else None
+                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(wanted)
+                text.described[mark - 1 : mark + 2] = self._described(text, wanted, turn.thoughts[0])
             if turn.call is not None:
                 name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
                 written = start + int(_places(name, ids[start:stop])[0]) + len(name) - 1
                 called[written:stop] = self._first_ids(turn.call[0])
             self._mark_copies(text, turn, start, stop)
-        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied)
+        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied, text.described)
 
     def _mark_copies(self, text: "_Text", turn: Turn, start: int, stop: int) -> None:
         """Of a turn that is written from start to stop."""
@@ -163,9 +168,7 @@ class Codec:
     def _mark_call(self, text: "_Text", name: str, arguments: Json, written: Span, message: Span | None) -> None:
         """Names come from where the tool is described, and values, if there is a message, from there."""
         start, stop = written
-        described = text.find(name, (0, start), '{"name": "%s"')
-        assert described is not None
-        line = described[0], described[0] + int(self._ends_line[text.ids[described[0] :]].argmax())
+        described, line = self._line(text, name)
         call = start + int((text.ids[start:stop] == self._think_end).argmax())
         for at, end, form in ((start, call, "`%s`"), (call, stop, "%s")):
             at = text.copy(name, (at, end), described, form)
@@ -173,6 +176,20 @@ class Codec:
                 at = text.copy(parameter, (at, end), line, form, '"%s": {')
                 if message is not None and at > call:
                     at = text.copy(str(value), (at, end), message)
+
+    def _line(self, text: "_Text", name: str) -> tuple[Span, Span]:
+        """Where a tool's name stands at the beginning of its description, and the whole from there."""
+        found = text.find(name, (0, len(text.ids)), '{"name": "%s"')
+        assert found is not None
+        return found, (found[0], found[0] + int(self._ends_line[text.ids[found[0] :]].argmax()))
+
+    def _described(self, text: "_Text", name: str | None, wanted: str) -> int:
+        """The last token of what is wanted in a tool's description, or its name if it is wanted by name."""
+        if name is None:
+            return 0
+        named, line = self._line(text, name)
+        found = text.find(wanted.rstrip(".。"), line, '"description": "%s')
+        return (found or named)[1] - 1
 
     def _first_ids(self, name: str | None) -> np.ndarray:
         """Of a tool's name as its description has it."""
@@ -213,13 +230,15 @@ class Codec:
         ids = np.concatenate([np.asarray(part) for part, _ in coded])
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
         called, chosen, text = _no_names(ids), _no_names(ids), _Text(ids, self)
-        for at, (_, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
+        for at, (wanted, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
             chosen[at - 1 : at + 2] = self._first_ids(found.name if found else None)
+            text.described[at - 2 : at + 1] = self._described(text, found.name if found else None, wanted)
             if found:
                 written, stop = (at + int((ids[at:] == added[mark]).argmax()) for mark in ("<arg_key>", "</tool_call>"))
                 called[written:stop] = self._first_ids(found.name)
                 self._mark_call(text, found.name, {name: None for name, _ in found.parameters}, (at, stop), None)
-        return Encoded(ids, own, [("drill", start, len(ids))], self._tools(ids), called, chosen, text.copied)
+        kinds = [("drill", start, len(ids))]
+        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied, text.described)
 
     def drill(self, rng: Random) -> Encoded:
         """Of copying or of finding tools."""
@@ -231,8 +250,8 @@ class Codec:
         ids = [rng.randrange(first) for _ in range(number)] * max(2, min(6, 120 // number))
         places = np.arange(len(ids))
         own, copied = places >= number, np.where(places + 1 >= number, places + 1 - number, NONE)
-        no_names = _no_names(own)
-        return Encoded(np.array(ids), own, [("drill", number, len(ids))], no_names, no_names, no_names, copied)
+        no_names, nowhere = _no_names(own), np.full(len(ids), NONE)
+        return Encoded(np.array(ids), own, [("drill", number, len(ids))], no_names, no_names, no_names, copied, nowhere)
 
 
 class _Text:
@@ -240,7 +259,7 @@ class _Text:
 
     def __init__(self, ids: np.ndarray, codec: Codec):
         parts = [codec.vocab.token_bytes[token] for token in ids.tolist()]
-        self.ids, self.copied = ids, np.full(len(ids), NONE)
+        self.ids, self.copied, self.described = ids, np.full(len(ids), NONE), np.full(len(ids), NONE)
         self._same, self._bytes = codec.texts[ids], b"".join(parts)
         self._starts = np.cumsum([0, *map(len, parts)])
 
@@ -284,7 +303,7 @@ def _tool_round(rng: Random, tools: list[toolbox.Tool], zh: bool, *, is_last: bo
     roll = rng.random()
     if roll < 0.12:
         return [chat(rng, zh, BESIDE_TOOLS)]
-    if roll < 0.25:
+    if roll < 0.32:
         return [toolbox.no_call(rng, tools, zh)]
     turns = [toolbox.call(rng, rng.choice(tools), zh)]
     if not is_last or rng.random() < 0.5:

@@ -21,7 +21,8 @@ NEVER = -1e9
 TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description or call is to know whose it is,
 TOOL_CHOSEN = 4  # and the one behind which it is to be known which tool is called
 CODE = 16  # dimensions
-COPYING = 5  # the layer whose first head is to look at the token that comes next, where it is a copied one
+FINDING = 3  # the layer whose first head is to look at the description of what is wanted,
+COPYING = 5  # and the one whose first head is to look at the token that comes next, where it is a copied one
 
 
 class RmsNorm(nn.Module):
@@ -365,20 +366,20 @@ class Nano(nn.Module):
             total = total + F.cross_entropy(logits, wanted, reduction="sum") / max(1, len(wanted))
         return total
 
-    def copy_loss(self, batch: Batch, copied: Tensor, number: int) -> Tensor:
-        """How well the first head of layer COPYING, at `number` tokens, finds the place that the next one is copied
-        from; copied [rows, tokens].
+    def look_loss(self, batch: Batch, layer: int, places: Tensor, number: int) -> Tensor:
+        """How well the first head of a layer, at `number` tokens, finds the place that it is to look at; places [rows,
+        tokens], below 0 where it may look anywhere.
 
-        That a name or value begins here is no text that was there before: which one it is, and where it stands, takes
-        all layers, and from the tokens alone, one in twenty, it is learned too late.
+        Which value begins here and where it stands, or that no tool does what is wanted, are no text that goes on: from
+        the tokens alone, one in twenty, it is learned too late.
         """
         assert batch.looks is not None
-        queries, keys = batch.looks[COPYING]
-        known = (copied >= 0).nonzero()
+        queries, keys = batch.looks[layer]
+        known = (places >= 0).nonzero()
         row, token = known[torch.randperm(len(known))[:number]].unbind(1)
         dots = (queries @ keys.mT)[row, token].float() * self.config.qk_head_dim**-0.5
         dots = dots.masked_fill(torch.arange(dots.shape[-1]) > token[:, None], NEVER)
-        return F.cross_entropy(dots, copied[row, token], reduction="sum") / max(1, len(row))
+        return F.cross_entropy(dots, places[row, token], reduction="sum") / max(1, len(row))
 
     def draft(self, states: Tensor, ids: Tensor, batch: Batch) -> Tensor:
         """States of all tokens but the last -> states that give, by the same head, the token after the next."""

@@ -2,9 +2,11 @@
 
     python -m bench.nano.speed [--plain FOLDER] [--rounds 5] [--json]
 
-Held-out prompts, for daemons that differ in their number of MTP drafts, all with one engine thread; `make serve` takes
-none. Rounds alternate between the daemons. --plain, an export with --plain, is what transformers then generates
-from, in this process and with one thread, one prompt after the other: what ours is measured against.
+For daemons that differ in their number of MTP drafts, all with one engine thread; `make serve` takes none. Rounds
+alternate between the daemons. Answers are to held-out prompts, of up to some hundred tokens and ten times as long as
+their answers; streams are short questions whose answers go on, past their end, to MAX_TOKENS tokens. --plain, an export
+with --plain, is what transformers then generates from, in this process and with one thread, one prompt after the other:
+what ours is measured against.
 """
 
 import asyncio
@@ -12,7 +14,6 @@ import statistics
 import tempfile
 import time
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 
 import aiohttp
@@ -22,7 +23,7 @@ from bench.nano.evaluate import Case, cases
 from bench.nano.faq import ABOUT, SMALL_TALK
 from tests.helpers.daemon import running
 
-DRAFTS = (0, 1, 2, 3)
+DRAFTS = (0, 1)
 AT_ONCE = 8
 AIMS = {1: 250, AT_ONCE: 1000}  # tokens/s
 NUMBER = 64  # prompts of a round at eight at once; alone an eighth of them
@@ -30,13 +31,13 @@ FIXED = 2 * len(SMALL_TALK + ABOUT)  # questions that come first
 MAX_TOKENS = 200
 
 
-async def answered(url: str, asked: list[Case], at_once: int) -> float:
-    """Tokens generated per second."""
+async def rate(url: str, asked: list[Case], at_once: int, *, past_end: bool) -> float:
+    """Tokens generated per second, prompts included."""
     gate = asyncio.Semaphore(at_once)
     async with aiohttp.ClientSession() as session:
 
         async def one(case: Case) -> int:
-            body = case.body | {"temperature": 0, "max_tokens": MAX_TOKENS}
+            body = case.body | {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": past_end}
             async with gate, session.post(url + "/v1/chat/completions", json=body) as response:
                 response.raise_for_status()
                 return int((await response.json())["usage"]["completion_tokens"])
@@ -83,9 +84,12 @@ def main() -> None:
     parser.add_argument("--plain", type=Path)
     parser.set_defaults(rounds=5)
     args = parser.parse_args()
-    asked = list(islice(cases(NUMBER), FIXED, None))
+    every = list(cases(NUMBER))
+    questions, asked = every[: 2 * AT_ONCE], every[FIXED:]
     alone = asked[::AT_ONCE]
-    found: dict[tuple[int, int], list[float]] = {}
+    loads = [("answers", 1, alone), ("answers", AT_ONCE, asked)]
+    loads += [("streams", 1, questions[:2]), ("streams", AT_ONCE, questions)]
+    found: dict[tuple[int, str, int], list[float]] = {}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as temp:
         urls = {}
         for drafts in DRAFTS:
@@ -94,16 +98,18 @@ def main() -> None:
             urls[drafts] = daemon.url
         for _ in range(args.rounds):
             for drafts, url in urls.items():
-                for at_once, some in ((1, alone), (AT_ONCE, asked)):
-                    found.setdefault((drafts, at_once), []).append(asyncio.run(answered(url, some, at_once)))
+                for load, at_once, some in loads:
+                    measured = asyncio.run(rate(url, some, at_once, past_end=load == "streams"))
+                    found.setdefault((drafts, load, at_once), []).append(measured)
         ids = asyncio.run(prompts(urls[0], alone))
-    against = {1: transformers_rate(args.plain, ids)} if args.plain else {}
+    against = {("answers", 1): transformers_rate(args.plain, ids)} if args.plain else {}
     rows = [
         Row(
-            f"{drafts} drafts, {at_once} at once", "tokens/s", statistics.median(rates), min(rates), max(rates),
-            "transformers, alone" if at_once in against else "", against.get(at_once), AIMS[at_once], "more",
+            f"{drafts} drafts, {at_once} at once, {load}", "tokens/s", statistics.median(rates), min(rates), max(rates),
+            "transformers, alone" if (load, at_once) in against else "", against.get((load, at_once)), AIMS[at_once],
+            "more",
         )
-        for (drafts, at_once), rates in found.items()
+        for (drafts, load, at_once), rates in found.items()
     ]  # fmt: skip
     report("nano on one core", rows, args.json)
 

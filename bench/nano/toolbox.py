@@ -62,10 +62,10 @@ KINDS = (
     Kind(("get_user", "find_user", "lookup_user"), "Look up a user", (("id user_id user", "code"),),
          ("Look up user {0}", "Who is user {0}?", "Find the user {0}"), ("查找用户 {0}",)),
 )  # fmt: skip
+ENDS, PLAIN_ENDS = ("", "."), 0.6
 TAILS = (
-    "", "", ".", ".", " for you", " and return it", " at once.", " of a city", " in a given location.", " by name", " by its id.",
-    " for the user", " and show it to the user.", " with the given arguments", " from the system", " of something", " of a {noun}",
-    " using {word}.", " with a {noun} and a {noun}",
+    " for you", " and return it", " at once.", " of a city", " in a given location.", " by name", " by its id.",
+    " for the user", " and show it to the user.", " with the given arguments", " from the system", " using {word}.",
 )  # fmt: skip
 THINGS = (
     "price status size owner color address schedule balance version population history rating score age height".split()
@@ -102,7 +102,7 @@ def tool(rng: Random, kind: Kind) -> Tool:
             properties[parameter]["description"] = f"The {options[0]}"
     function: Json = {"name": name}
     if rng.random() < 0.85:
-        tail = rng.choice(TAILS).format(noun=rng.choice(values.NOUNS), word=values.word(rng))
+        tail = rng.choice(ENDS if rng.random() < PLAIN_ENDS else TAILS).format(word=values.word(rng))
         function["description"] = kind.description + tail
     parameters: Json = {"type": "object", "properties": properties}
     if rng.random() < 0.6:

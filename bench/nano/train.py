@@ -16,7 +16,7 @@ WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and
 
 import argparse
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -27,17 +27,17 @@ from torch import Tensor
 
 from bench.nano.batches import Batches, Padded
 from bench.nano.data import SEED, Codec
-from bench.nano.model import Moe, Nano
+from bench.nano.model import COPYING, FINDING, Moe, Nano
 from bench.nano.muon import Muon
 from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
 ALL_FROM, FALL_FROM, MTP_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5
-SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.05
+SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.15
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
-FINDING_WEIGHT, LATE_FINDING_WEIGHT = 0.5, 0.2
+FINDING_WEIGHT, LATE_FINDING_WEIGHT = 0.5, 0.5
 FINDING_TOKENS = 256  # of a batch, per rank
 BALANCE = 1e-3
 SAVE_EVERY, EVALUATE_EVERY, LOG_EVERY = 25, 250, 25
@@ -54,6 +54,7 @@ class Losses:
     index: float = 0.0
     tools: float = 0.0
     copies: float = 0.0
+    found: float = 0.0
 
 
 @dataclass(slots=True)
@@ -147,8 +148,10 @@ class Trainer:
             drafted = self._loss(self.model.draft(states, ids, batch)[:, :-1], ids[:, 2:], own[:, 2:])
             total, losses.mtp = total + MTP_WEIGHT * drafted, drafted.item()
         tools = self.model.tool_loss(batch, padded.tools, padded.called, padded.chosen, FINDING_TOKENS)
-        copies = self.model.copy_loss(batch, padded.copied, FINDING_TOKENS)
-        total, losses.tools, losses.copies = total + finding_weight * (tools + copies), tools.item(), copies.item()
+        copies = self.model.look_loss(batch, COPYING, padded.copied, FINDING_TOKENS)
+        found = self.model.look_loss(batch, FINDING, padded.described, FINDING_TOKENS)
+        total = total + finding_weight * (tools + copies + found)
+        losses.tools, losses.copies, losses.found = tools.item(), copies.item(), found.item()
         if batch.losses:
             index = torch.stack(batch.losses).mean()
             total, losses.index = total + index, index.item()
@@ -164,7 +167,8 @@ class Trainer:
             return
         moes = [module for module in self.model.modules() if isinstance(module, Moe)]
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        found = [losses.tokens, losses.text, losses.mtp, losses.index, losses.tools, losses.copies]
+        names = [each.name for each in fields(Losses)]
+        found = [getattr(losses, name) for name in names]
         flat = torch.cat([*(g.flatten() for g in grads), *(moe.load for moe in moes), torch.tensor(found)])
         dist.all_reduce(flat)
         parts = flat.split([*(g.numel() for g in grads), *(len(moe.load) for moe in moes), len(found)])
@@ -172,9 +176,8 @@ class Trainer:
             grad.copy_(part.view_as(grad) / self.ranks)
         for moe, part in zip(moes, parts[len(grads) :], strict=False):
             moe.load.copy_(part)
-        tokens, *means = parts[-1].tolist()
-        losses.tokens = int(tokens)
-        losses.text, losses.mtp, losses.index, losses.tools, losses.copies = (mean / self.ranks for mean in means)
+        for name, total in zip(names, parts[-1].tolist(), strict=True):
+            setattr(losses, name, int(total) if name == "tokens" else total / self.ranks)
 
     @torch.no_grad()
     def exact(self) -> str:
@@ -194,12 +197,10 @@ class Trainer:
 
     def _log_losses(self) -> None:
         state, recent = self.state, self.state.recent
-        names = ("text", "mtp", "index", "tools", "copies")
-        mean = [sum(getattr(each, name) for each in recent) / len(recent) for name in names]
-        self._log(
-            f"step {state.step} tokens {state.tokens / 1e6:.2f}M cpu {state.cpu_s / 60:.1f}min "
-            f"loss {mean[0]:.4f} mtp {mean[1]:.4f} index {mean[2]:.4f} tools {mean[3]:.4f} copies {mean[4]:.4f}"
-        )
+        names = [each.name for each in fields(Losses) if each.name != "tokens"]
+        means = [sum(getattr(each, name) for each in recent) / len(recent) for name in names]
+        losses = " ".join(f"{name} {mean:.4f}" for name, mean in zip(names, means, strict=True))
+        self._log(f"step {state.step} tokens {state.tokens / 1e6:.2f}M cpu {state.cpu_s / 60:.1f}min {losses}")
         recent.clear()
 
     def _log(self, line: str) -> None:

@@ -137,8 +137,16 @@ def test_what_is_to_be_called_is_told_where_it_was_thought_what_is_wanted():
             assert start < place[0] and turn.thoughts[2].startswith(text.decode(encoded.ids[start : place[0]].tolist()))
             name = first_ids(text, turn.call[0]) if turn.call else NO_TOOL
             assert (encoded.chosen[place] == name).all()
+            [described] = set(encoded.described[place[0] - 1 : place[0] + 2])
+            wanted = text.decode(encoded.ids[start : place[0]].tolist())
+            assert (described == 0) == (turn.call is None)
+            if turn.call:
+                line = text.decode(encoded.ids[: described + 1].tolist()).rpartition("\n")[2]
+                called = f'{{"name": "{turn.call[0]}'
+                assert line.startswith(called) and line.endswith((f'"description": "{wanted}', called))
             seen += 1
         assert next(named, None) is None
+        assert (encoded.described != NONE).sum() == 3 * (encoded.chosen != NONE).all(1).sum() / CHOOSING
     assert seen > 20
 
 
