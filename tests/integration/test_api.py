@@ -100,7 +100,7 @@ async def test_a_seed_gives_the_same_answer_and_none_gives_others(nano, http):
     """[R51]"""
 
     async def text(**fields) -> str:
-        body = {"prompt": "What nobody has said.", "temperature": 2, "max_tokens": 32} | fields
+        body = {"prompt": "What nobody has said.", "temperature": 2, "max_tokens": 32, "ignore_eos": True} | fields
         async with http.post(nano.url + "/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             return (await answer.json())["choices"][0]["text"]

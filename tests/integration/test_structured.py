@@ -33,7 +33,7 @@ VOCAB = Vocab.load(PACKAGE / "tokenizer.json")
 NANO = {
     "temperature": 0,
     "thinking_budget": 4,
-    "logit_bias": {str(VOCAB.token_bytes.index(token.encode())): 8 for token in CLOSING},
+    "logit_bias": {str(VOCAB.token_bytes.index(token.encode())): 12 for token in CLOSING},
 }
 
 
