@@ -44,12 +44,19 @@ class Turn:
 
 
 def said(
-    kind: str, text: str, thoughts: tuple[str, str, str], answer: str, copied: tuple[str, ...] = (), *, zh: bool = False
+    kind: str,
+    text: str,
+    thoughts: tuple[str, str, str],
+    answer: str,
+    copied: tuple[str, ...] = (),
+    source: str = "",
+    *,
+    zh: bool = False,
 ) -> Turn:
     """A turn on something the user says."""
     if zh and kind != "fixed":
-        text, answer = values.typeset(text), values.typeset(answer)
-    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh, copied=copied)
+        text, answer, source = map(values.typeset, (text, answer, source))
+    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh, copied=copied, source=source)
 
 
 def thoughts(short: str, what: str, plan: str, *, zh: bool = False) -> tuple[str, str, str]:
@@ -282,6 +289,4 @@ def _asked(told: Fact, zh: bool, prompt: str = "") -> Turn:
     asked = ("用户问{}。", "前面说过。") if zh else ("The user asks for the {}.", "It was said before.")
     short = f"{told.what}。" if zh else f"{told.what.capitalize()}."
     mind = thoughts(short, asked[0].format(told.what), asked[1], zh=zh)
-    turn = said("recall", prompt or told.question, mind, told.answer, (told.value,), zh=zh)
-    turn.source = values.typeset(told.statement) if zh else told.statement
-    return turn
+    return said("recall", prompt or told.question, mind, told.answer, (told.value,), told.statement, zh=zh)

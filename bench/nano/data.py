@@ -114,8 +114,8 @@ class Codec:
         self.vocab = Vocab.load(tokenizer)
         self.encoder = Encoder(tokenizer, self.vocab, 1)
         self.template = Template(self.vocab.added)
-        self._role_ends = {self.vocab.added[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")}
         self._speakers = [self.vocab.added[name] for name in ("<|user|>", "<|observation|>")]
+        self._role_ends = [*self._speakers, self.vocab.added["<|endoftext|>"]]
         self._assistant, self._think_end = self.vocab.added["<|assistant|>"], self.vocab.think_end
         self._before_name = np.asarray(self.encoder.encode_segments(['{"name": "']))
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
@@ -135,7 +135,7 @@ class Codec:
         text = _Text(ids, self)
         kinds = []
         starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
-        ends = np.flatnonzero(np.isin(ids, list(self._role_ends)))
+        ends = np.flatnonzero(np.isin(ids, self._role_ends))
         for turn, start in zip(drawn.turns, starts.tolist(), strict=True):
             if ids[start] == self._think_end:
                 continue  # its thinking was not given back

@@ -254,7 +254,8 @@ class Nano(nn.Module):
 
     @torch.no_grad()
     def _begin_with_copying(self, same: Tensor) -> None:
-        """Weights of two heads in each of the first two layers, with which a text that was there before goes on.
+        """Weights of two heads in each of the first two layers, with which a text that was there before goes on, and of
+        one that writes what it looks at.
 
         A model of this size and shape, left alone, found none of this in four million tokens, and all it is for is to
         copy names and values. Nothing is fixed: training goes on from here with every weight.
@@ -263,6 +264,7 @@ class Nano(nn.Module):
             layer 0     head 0 writes the code of the token before, head 1 of the one before that
             layer 1     head 0 looks for places that stand behind such a token, head 1 for those that stand behind two
                         such tokens, and both write the code of what stands there
+            layer 5     head 0 writes the code of what it looks at, wherever that is
             head        reads it
         """
         c, rows = self.config, self._rows_of_head
@@ -308,7 +310,6 @@ class Nano(nn.Module):
             key[:dims, :dims] = 2.5 * torch.eye(dims)
             value[:CODE, 2 * CODE : 3 * CODE] = one
             out[copied, :CODE] = one
-        # Layer COPYING writes the code of what its first head looks at.
         pointing = self.layers[COPYING].self_attn
         assert isinstance(pointing, Attention)
         pointing.kv_a_proj_with_mqa.weight[:CODE] = 0.0
@@ -359,8 +360,7 @@ class Nano(nn.Module):
             (TOOLS_KNOWN, known_by, called),
             (TOOL_CHOSEN, chosen_by, chosen),
         ):
-            known = (names >= 0).all(-1).nonzero()
-            row, token = known[torch.randperm(len(known))[:number]].unbind(1)
+            row, token = _some((names >= 0).all(-1), number)
             logits = head(batch.behind[layer][row, token]).unflatten(-1, (NAME_IDS, -1)).flatten(0, 1)
             wanted = names[row, token].flatten()
             total = total + F.cross_entropy(logits, wanted, reduction="sum") / max(1, len(wanted))
@@ -375,8 +375,7 @@ class Nano(nn.Module):
         """
         assert batch.looks is not None
         queries, keys = batch.looks[layer]
-        known = (places >= 0).nonzero()
-        row, token = known[torch.randperm(len(known))[:number]].unbind(1)
+        row, token = _some(places >= 0, number)
         dots = (queries @ keys.mT)[row, token].float() * self.config.qk_head_dim**-0.5
         dots = dots.masked_fill(torch.arange(dots.shape[-1]) > token[:, None], NEVER)
         return F.cross_entropy(dots, places[row, token], reduction="sum") / max(1, len(row))
@@ -405,6 +404,13 @@ def far_apart(number: int) -> Tensor:
         found.append(torch.zeros(4, CODE).index_copy_(1, torch.tensor(pair), signs))
     every = torch.cat(found) / 8**0.5
     return every[torch.randperm(len(every))[:number]]
+
+
+def _some(known: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Rows and tokens of at most so many places of known [rows, tokens], drawn."""
+    places = known.nonzero()
+    row, token = places[torch.randperm(len(places))[:number]].unbind(1)
+    return row, token
 
 
 def _later(tokens: int) -> Tensor:

@@ -34,9 +34,9 @@ SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")
 LETTERS = "aaabccdeeeefghhiijklmnnooopqrrsstttuuvwwxyyz"
 EMOJI = "😀 😊 🚀 🎉 🌟 🐱 🐶 🍎 🌈 🔥 👍 🎵 🌍".split()
 
-WIDE = r"[^ -~]"
-UNSPACED = re.compile(f"(?<={WIDE}) (?={WIDE})")
-TO_SPACE = re.compile(f"(?<={WIDE})(?=[A-Za-z])|(?<=[A-Za-z])(?=[一-龥])")
+WIDE = r"[^ -~]"  # Chinese, its punctuation, emoji
+UNSPACED = re.compile(f"(?<={WIDE}) (?={WIDE})")  # the space that Chinese does not have,
+TO_SPACE = re.compile(f"(?<={WIDE})(?=[A-Za-z])|(?<=[A-Za-z])(?=[一-龥])")  # and where it has one
 
 PREAMBLES = (
     "You are a helpful assistant.",

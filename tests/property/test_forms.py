@@ -66,7 +66,7 @@ def is_beyond_double(value: object) -> bool:
     return (
         isinstance(value, str)
         and re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", value) is not None
-        and (math.isinf(float(value)))
+        and math.isinf(float(value))
     )
 
 
