@@ -27,7 +27,8 @@ from torch import Tensor
 
 from bench.nano.batches import Batches, Padded
 from bench.nano.data import SEED, Codec
-from bench.nano.model import COPYING, FINDING, Moe, Nano
+from bench.nano.layers import Moe
+from bench.nano.model import COPYING, FINDING, Nano
 from bench.nano.muon import Muon
 from glm53d.model.config import ModelConfig
 
