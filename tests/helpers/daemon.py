@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,11 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
 
 
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+PORTS = range(10_000, 30_000)  # below those that connections get by themselves: nobody takes one before it is used
+
+
+def free_port(number: int = 1) -> int:
+    """The first of so many ports in a row that nobody listens on now."""
+    while True:
+        first = random.choice(PORTS)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + number):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 class Daemon:

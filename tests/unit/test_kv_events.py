@@ -27,14 +27,14 @@ def events_of(*steps) -> KvEvents:
 @pytest.fixture
 def wire():
     """A publisher, and one who has subscribed to rank 1."""
-    port, replay = free_port(), free_port()
-    first, again = f"tcp://127.0.0.1:{port - 1}", f"tcp://127.0.0.1:{replay}"
+    first_port, replay = free_port(2), free_port(2)
+    first, again = f"tcp://127.0.0.1:{first_port}", f"tcp://127.0.0.1:{replay}"
     config = KvEventsConfig(endpoint=first, replay_endpoint=again, topic="kv", buffer_batches=3)
     publisher, context = KvPublisher(config, 2), zmq.Context()
     subscriber, asker = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     for socket in (subscriber, asker):
         socket.rcvtimeo = TIMEOUT_MS
-    subscriber.connect(f"tcp://127.0.0.1:{port}")
+    subscriber.connect(f"tcp://127.0.0.1:{first_port + 1}")
     subscriber.subscribe("kv")
     asker.connect(f"tcp://127.0.0.1:{replay + 1}")
     yield publisher, subscriber, asker
