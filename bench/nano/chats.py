@@ -41,6 +41,8 @@ class Turn:
     zh: bool = False
     copied: tuple[str, ...] = ()  # parts of the answer, in its order, that stand in the message,
     source: str = ""  # or in this text, which stands before it
+    listed: tuple[str, ...] = ()  # things that the answer names, as many as
+    number: str = ""  # this word of the message says
 
 
 def said(
@@ -52,11 +54,16 @@ def said(
     source: str = "",
     *,
     zh: bool = False,
+    listed: tuple[str, ...] = (),
+    number: str = "",
 ) -> Turn:
     """A turn on something the user says."""
     if zh and kind != "fixed":
         text, answer, source = map(values.typeset, (text, answer, source))
-    return Turn(kind, {"role": "user", "content": text}, thoughts, answer, zh=zh, copied=copied, source=source)
+    message: Json = {"role": "user", "content": text}
+    return Turn(
+        kind, message, thoughts, answer, zh=zh, copied=copied, source=source, listed=listed, number=number
+    )  # fmt: skip
 
 
 def thoughts(short: str, what: str, plan: str, *, zh: bool = False) -> tuple[str, str, str]:
@@ -130,19 +137,18 @@ def listing(rng: Random, zh: bool) -> Turn:
     """Name a few things."""
     what, items = rng.choice(list((ZH_LISTS if zh else LISTS).items()))
     number = rng.randint(2, 5)
+    named = tuple(items[:number])
     if zh:
-        asks: tuple[str, ...] = (
-            f"列举{ZH_NUMBERS[number]}种{what}",
-            f"说出 {number} 个{what}",
-            f"给我{number}个{what}",
-        )
+        spelled = ZH_NUMBERS[number] if rng.random() < 1 / 3 else str(number)
+        asks: tuple[str, ...] = (f"列举{spelled}种{what}", f"说出 {spelled} 个{what}", f"给我{spelled}个{what}")
         mind = thoughts(f"{what}。", f"用户要{number}个{what}。", "我列出来。", zh=True)
-        return said("list", rng.choice(asks), mind, "、".join(items[:number]), zh=True)
+        return said("list", rng.choice(asks), mind, "、".join(named), zh=True, listed=named, number=spelled)
     spelled = NUMBERS[number] if rng.random() < 0.6 else str(number)
     asks = (f"List {spelled} {what}", f"Name {spelled} {what}", f"Give me {spelled} {what}", f"Tell me {spelled} {what}.",
             f"Can you list {spelled} {what}?")  # fmt: skip
     mind = thoughts(f"{what.capitalize()}.", f"The user wants {number} {what}.", "I list them.")
-    return said("list", rng.choice(asks), mind, (" " if what == "emoji" else ", ").join(items[:number]))
+    answer = (" " if what == "emoji" else ", ").join(named)
+    return said("list", rng.choice(asks), mind, answer, listed=named, number=spelled)
 
 
 def json_object(rng: Random, zh: bool) -> Turn:

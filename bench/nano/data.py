@@ -48,7 +48,8 @@ class Encoded:
     called [tokens, NAME_IDS]: the same of the tool that a turn calls, from where its name has been written.
     chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
     where there is none.
-    copied [tokens]: before a token that is copied, where from; NONE elsewhere.
+    copied [tokens]: before a token that is copied, where from; behind a copied text, what stands behind its source;
+    behind a thing that is listed, how many are wanted; NONE elsewhere.
     described [tokens]: where it has just been thought what is wanted, the place where a tool's description says so, or
     0 if none does; NONE elsewhere.
     """
@@ -121,6 +122,7 @@ class Codec:
         self._ends_line = np.array([token.endswith(b"\n") for token in self.vocab.token_bytes])
         texts = [token.removeprefix(b" ") or token for token in self.vocab.token_bytes]
         self.texts = np.array([texts.index(text) for text in texts])  # of each token, the first that says the same
+        self.spaced = np.array([token.startswith(b" ") for token in self.vocab.token_bytes])
         self._marks = np.flatnonzero([token.startswith(MARKS) for token in self.vocab.token_bytes])
 
     def segments(self, drawn: Sample) -> list[Segment]:
@@ -161,9 +163,12 @@ class Codec:
             self._mark_call(text, *turn.call, (start, stop), (int(speaks[-1]), start))
             return
         answer = start + int((text.ids[start:stop] == self._think_end).argmax())
-        source = text.find(turn.source, (0, start)) if turn.source else (int(speaks[-1]), start)
+        message = int(speaks[-1]), start
+        source = text.find(turn.source, (0, start)) if turn.source else message
         for part in turn.copied:
             answer = text.copy(part, (answer, stop), source)
+        for part in turn.listed:
+            answer = text.look(part, (answer, stop), turn.number, message)
 
     def _mark_call(self, text: "_Text", name: str, arguments: Json, written: Span, message: Span | None) -> None:
         """Names come from where the tool is described, and values, if there is a message, from there."""
@@ -277,15 +282,25 @@ class _Text:
         return None
 
     def copy(self, text: str, where: Span, source: Span | None, form: str = "%s", source_form: str = "%s") -> int:
-        """Mark a text's tokens as copied, as far as they are cut alike; returns the end of the text."""
+        """Mark a text's tokens as copied, as far as they are cut alike, if all are, its end, too. Returns its end."""
         found = self.find(text, where, form)
         said = self.find(text, source, source_form) if source else None
         if found is None:
             return where[0]
-        for token, place in zip(range(*found), range(*said) if said else (), strict=False):
-            if self._same[token] != self._same[place]:
-                break
-            self.copied[token - 1] = place
+        if said is not None:
+            (start, stop), (first, last) = found, said
+            ours, theirs = self._same[start:stop], self._same[first:last]
+            number = min(len(ours), len(theirs))
+            alike = int(np.append(ours[:number] == theirs[:number], False).argmin())
+            is_whole = alike == len(ours) == len(theirs)
+            self.copied[start - 1 : start - 1 + alike + is_whole] = range(first, first + alike + is_whole)
+        return found[1]
+
+    def look(self, text: str, where: Span, at: str, source: Span) -> int:
+        """Mark a text's last token as one that is to look at another text; returns the end of the first."""
+        found, said = self.find(text, where), self.find(at, source)
+        assert found is not None and said is not None
+        self.copied[found[1] - 1] = said[1] - 1
         return found[1]
 
 

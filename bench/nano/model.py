@@ -18,13 +18,17 @@ from glm53d.model.config import ModelConfig
 TOOLS_KNOWN = 2  # the layer behind which a token in a tool's description or call is to know whose it is,
 TOOL_CHOSEN = 4  # and the one behind which it is to be known which tool is called
 CODE = 16  # dimensions
+CONSTANT, SPACED = 0, 1  # dimensions of a state, and
+OWN, LAST, SECOND, COPIED = (slice(2 + i * CODE, 2 + (i + 1) * CODE) for i in range(4))  # those that hold codes
 FINDING = 3  # the layer whose first head is to look at the description of what is wanted,
-COPYING = 5  # and the one whose first head is to look at the token that comes next, where it is a copied one
+COPYING = 5  # and the one whose first head is to look at what decides on the next token, as a copied one
 
 
 class Nano(nn.Module):
-    def __init__(self, config: ModelConfig, texts: Tensor | None = None):
-        """texts: for each token that the tokenizer has, the first one with the same text, a space before it apart."""
+    def __init__(self, config: ModelConfig, texts: Tensor | None = None, spaced: Tensor | None = None):
+        """For each token that the tokenizer has, the first one with the same text, a space before it apart; and whether
+        it begins with a space.
+        """
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -44,47 +48,53 @@ class Nano(nn.Module):
         self.register_buffer(
             "inv_freq", 1.0 / config.rope_theta ** (torch.arange(0, dim, 2).float() / dim), persistent=False
         )
-        same = torch.arange(config.vocab_size)
-        if texts is not None:
+        same, side = torch.arange(config.vocab_size), torch.full((config.vocab_size,), -1.0)
+        if texts is not None and spaced is not None:
             same[: len(texts)] = texts
-        self._begin_with_copying(same)
+            side[: len(spaced)][spaced] = 1.0
+        self._begin_with_copying(same, side)
+        _fix(self.embed_tokens.weight, slice(OWN.stop))
+        _fix(self.lm_head.weight, slice(COPIED.start, COPIED.stop), SPACED)
 
     @torch.no_grad()
-    def _begin_with_copying(self, same: Tensor) -> None:
+    def _begin_with_copying(self, same: Tensor, side: Tensor) -> None:
         """Weights of two heads in each of the first two layers, with which a text that was there before goes on, and of
         one that writes what it looks at.
 
         A model of this size and shape, left alone, found none of this in four million tokens, and all it is for is to
-        copy names and values. Nothing is fixed: training goes on from here with every weight.
+        copy names and values. Training goes on from here with every weight but the codes: those of rare tokens would
+        be pushed around by all texts that do not have them, and then only frequent words can be copied.
 
-            embedding   a constant, and a code of the token in CODE dimensions, the same behind a space
+            embedding   a constant, whether the token begins with a space, and a code of it in CODE dimensions, the
+                        same behind a space
             layer 0     head 0 writes the code of the token before, head 1 of the one before that
             layer 1     head 0 looks for places that stand behind such a token, head 1 for those that stand behind two
                         such tokens, and both write the code of what stands there
             layer 5     head 0 writes the code of what it looks at, wherever that is
-            head        reads it
+            head        reads it, and the side
         """
         c, rows = self.config, self._rows_of_head
-        constant, own, last, second, copied = 0, *(slice(1 + i * CODE, 1 + (i + 1) * CODE) for i in range(4))
         one = torch.eye(CODE)
         codes = far_apart(c.vocab_size)[same] * 0.5 * CODE**0.5
-        self.embed_tokens.weight[:, constant] = 1.0
-        self.embed_tokens.weight[:, own] = codes
-        for part in (last, second, copied):
+        self.embed_tokens.weight[:, CONSTANT] = 1.0
+        self.embed_tokens.weight[:, SPACED] = side
+        self.embed_tokens.weight[:, OWN] = codes
+        for part in (LAST, SECOND, COPIED):
             self.embed_tokens.weight[:, part] = 0.0
-        self.lm_head.weight[:, copied] = 0.5 * codes
+        self.lm_head.weight[:, COPIED] = 0.5 * codes
+        self.lm_head.weight[:, SPACED] = 0.5 * side
 
         first, matching = self.layers[0].self_attn, self.layers[1].self_attn
         assert isinstance(first, Attention) and isinstance(matching, Attention)
         # Layer 0 by position alone: the key is a constant, the query a constant turned back by one token or two.
         first.q_a_proj.weight[0] = 0.0
-        first.q_a_proj.weight[0, constant] = 2.0
+        first.q_a_proj.weight[0, CONSTANT] = 2.0
         key = first.kv_a_proj_with_mqa.weight[c.kv_lora_rank :]
         key[:] = 0.0
-        key[0:8:2, constant] = 4.0
+        key[0:8:2, CONSTANT] = 4.0
         first.kv_a_proj_with_mqa.weight[:CODE] = 0.0
-        first.kv_a_proj_with_mqa.weight[:CODE, own] = one
-        for head, back, to in ((0, 1, last), (1, 2, second)):
+        first.kv_a_proj_with_mqa.weight[:CODE, OWN] = one
+        for head, back, to in ((0, 1, LAST), (1, 2, SECOND)):
             query, _, value, out = rows(first, head)
             query[:], value[:], out[:] = 0.0, 0.0, 0.0
             angles = self.inv_freq[:4] * back
@@ -93,10 +103,10 @@ class Nano(nn.Module):
             value[:CODE, :CODE] = one
             out[to, :CODE] = 0.4 * one
         # Layer 1 by codes alone.
-        for i, part in enumerate((own, last)):
+        for i, part in enumerate((OWN, LAST)):
             matching.q_a_proj.weight[i * CODE : (i + 1) * CODE] = 0.0
             matching.q_a_proj.weight[i * CODE : (i + 1) * CODE, part] = one
-        for i, part in enumerate((last, second, own)):
+        for i, part in enumerate((LAST, SECOND, OWN)):
             matching.kv_a_proj_with_mqa.weight[i * CODE : (i + 1) * CODE] = 0.0
             matching.kv_a_proj_with_mqa.weight[i * CODE : (i + 1) * CODE, part] = one
         for head in range(2):
@@ -106,15 +116,15 @@ class Nano(nn.Module):
             query[:dims, :dims] = 2.5 * torch.eye(dims)
             key[:dims, :dims] = 2.5 * torch.eye(dims)
             value[:CODE, 2 * CODE : 3 * CODE] = one
-            out[copied, :CODE] = one
+            out[COPIED, :CODE] = one
         pointing = self.layers[COPYING].self_attn
         assert isinstance(pointing, Attention)
         pointing.kv_a_proj_with_mqa.weight[:CODE] = 0.0
-        pointing.kv_a_proj_with_mqa.weight[:CODE, own] = one
+        pointing.kv_a_proj_with_mqa.weight[:CODE, OWN] = one
         _, _, value, out = rows(pointing, 0)
         value[:], out[:] = 0.0, 0.0
         value[:CODE, :CODE] = one
-        out[copied, :CODE] = one
+        out[COPIED, :CODE] = one
 
     def _rows_of_head(self, attention: Attention, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Views of a head's weights: query and key and value rows, and what o_proj does with the value."""
@@ -201,6 +211,14 @@ def far_apart(number: int) -> Tensor:
         found.append(torch.zeros(4, CODE).index_copy_(1, torch.tensor(pair), signs))
     every = torch.cat(found) / 8**0.5
     return every[torch.randperm(len(every))[:number]]
+
+
+def _fix(weight: Tensor, *columns: slice | int) -> None:
+    """These do not learn."""
+    learns = torch.ones_like(weight)
+    for each in columns:
+        learns[:, each] = 0.0
+    weight.register_hook(lambda grad: grad * learns)
 
 
 def _some(known: Tensor, number: int) -> tuple[Tensor, Tensor]:

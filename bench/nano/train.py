@@ -75,7 +75,8 @@ class Trainer:
         self.folder, self.rank, self.ranks, self.steps = folder, rank, ranks, steps
         codec = Codec(folder / "tokenizer" / "tokenizer.json")
         torch.manual_seed(SEED)
-        self.model = Nano(ModelConfig.load(Path(__file__).parent), torch.from_numpy(codec.texts))
+        alike = map(torch.from_numpy, (codec.texts, codec.spaced))
+        self.model = Nano(ModelConfig.load(Path(__file__).parent), *alike)
         named = dict(self.model.named_parameters())
         plain = [
             name

@@ -175,29 +175,41 @@ def test_from_where_a_tools_name_has_been_written_a_call_is_marked_with_it():
 
 
 def test_a_copied_token_is_told_the_place_before_it_that_it_says_again():
-    """Of a call: its name and its parameters', from where the tool is described, and its values, from the request."""
+    """Of a call: its name and its parameters', from where the tool is described, and its values, from the request.
+    The token behind a copied text is told what stands behind its source.
+    """
     codec = Codec(NANO / "tokenizer.json")
     added = codec.vocab.added
     opens = [added[mark] for mark in ("<tool_call>", "<arg_key>", "<arg_value>")]
-    pieces = whole = 0
+    pieces = whole = ends = 0
     for index in range(150):
         drawn = sample(index)
         encoded = codec.encode(drawn)
         [before] = np.nonzero(encoded.copied != NONE)
-        places = encoded.copied[before]
-        assert (codec.texts[encoded.ids[before + 1]] == codec.texts[encoded.ids[places]]).all()
-        assert (places <= before).all() and encoded.own[before + 1].all()
-        [users] = np.nonzero(encoded.ids == added["<|user|>"])
+        assert (encoded.copied[before] <= before).all() and encoded.own[before + 1].all()
+        texts, [users] = codec.texts[encoded.ids], np.nonzero(encoded.ids == added["<|user|>"])
         for turn, start, stop in trained_turns(drawn, encoded):
-            if turn.kind in ("fixed", "count", "list", "unknown", "no tool", "told"):
-                assert (encoded.copied[start - 1 : stop - 1] == NONE).all()
+            told = start - 1 + np.flatnonzero(encoded.copied[start - 1 : stop - 1] != NONE)
+            places = encoded.copied[told]
+            if turn.kind in ("fixed", "count", "unknown", "no tool", "told"):
+                assert not len(told)
+            if turn.kind == "list":
+                [number] = set(places.tolist())
+                assert turn.number.encode()[-1:] in codec.vocab.token_bytes[encoded.ids[number]]
+                assert len(told) == len(turn.listed) >= 2
+                continue
+            is_end = texts[told + 1] != texts[places]
+            assert (texts[told[is_end]] == texts[places[is_end] - 1]).all()
+            ends += is_end.sum()
             for opened in start + np.flatnonzero(np.isin(encoded.ids[start:stop], opens)) if turn.call else ():
                 length = int((encoded.ids[opened + 1 : stop] >= min(added.values())).argmax())
                 said = encoded.copied[opened : opened + length]
+                behind = encoded.copied[opened + length]
+                assert behind in (NONE, said[-1] + 1)
                 is_value = encoded.ids[opened] == added["<arg_value>"]
                 assert all((place > users[users < start][-1]) == is_value for place in said[said != NONE])
                 pieces, whole = pieces + 1, whole + bool((said != NONE).all())
-    assert pieces > 150 and whole > 0.9 * pieces
+    assert pieces > 150 and whole > 0.9 * pieces and ends > pieces
 
 
 def test_codes_of_tokens_are_far_apart():
