@@ -14,6 +14,7 @@ from glm53d.ipc.records import (
     IGNORE_EOS,
     ONLY_BIASED,
     OUTPUT,
+    STOP_BEFORE_CALLS,
     THINKING_FORCED,
     FinishReason,
     Packer,
@@ -180,6 +181,7 @@ class Slots:
             max_slots, -1, np.int64
         )  # tokens until thinking is ended by force, -1: it is not [R46]
         self.num_thinking = 0  # running requests with such a limit: while 0, nobody looks
+        self.may_call = np.zeros(max_slots, bool)  # a call ends thinking, too [F-E7]
         self.needs_value = np.zeros(max_slots, bool)  # its next step hangs on the value of its last token
         # With a grammar a slot is in one of three ways: think_free until the grammar begins behind its thinking;
         # constrained: its next id must be one of its matcher's mask; and held while that mask is not there. [R35]
@@ -216,7 +218,7 @@ class Slots:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, req: Req, max_output: int, now_ns: int) -> int:
+    def take(self, req: Req, max_output: int) -> int:
         """Give a waiting request a slot and fill the slot's row."""
         slot = self._free.pop()
         head = req.head
@@ -228,6 +230,7 @@ class Slots:
         self.max_output[slot] = max_output
         self.end_len[slot] = req.num_prompt_ids + max_output
         self.ignore_eos[slot] = bool(head["flags"] & IGNORE_EOS)
+        self.may_call[slot] = bool(head["flags"] & STOP_BEFORE_CALLS)
         self.has_stop_ids[slot] = len(req.stop_ids) > 0
         self.has_stop_strings[slot] = len(req.stop_strings) > 0
         self.num_with_stops += req.has_stops

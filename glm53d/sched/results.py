@@ -145,7 +145,8 @@ def _end_thinking(
     """
     slots, end = sched.slots, sched.limits.think_end
     left, place = slots.think_left[slot], np.arange(ids.shape[1])
-    said = ((ids == end) & (place < counts[:, None]) & (place <= left[:, None])).any(axis=1)
+    seen = (place < counts[:, None]) & (place <= left[:, None])
+    said = (sched.ends_thinking(slot, ids) & seen).any(axis=1)
     goes_on = (left >= 0) & ~said
     forced = goes_on & (counts >= left)
     slots.limit_thinking(slot, np.where(goes_on & ~forced, left - counts, -1))

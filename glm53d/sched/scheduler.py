@@ -530,6 +530,11 @@ class Scheduler:
         from_start = req.head["grammar_kind"] == GrammarKind.FROM_START
         return from_start or bool((req.tokens[req.num_prompt_ids :] == self.limits.think_end).any())
 
+    def ends_thinking(self, slots: np.ndarray | int, ids: np.ndarray) -> np.ndarray:
+        """Which of these ids would end the thinking of a slot, or of a slot for each row."""
+        may_call = np.expand_dims(self.slots.may_call[slots], -1)
+        return (ids == self.limits.think_end) | ((ids == self.limits.call_begin) & may_call)
+
     def begin_grammar(self, req: Req) -> None:
         """Its thinking has just ended."""
         assert req.matcher is not None
@@ -673,12 +678,12 @@ class Scheduler:
         req.dp_rank, req.node, req.tree_pages = dp_rank, node, len(matched)
         req.queue_ns += now_ns - req.waiting_since_ns
         req.admitted_ns = req.admitted_ns or now_ns
-        slot = self.slots.take(req, self._max_output(req), now_ns)
+        slot = self.slots.take(req, self._max_output(req))
         self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
         self.log.reset(slot, np.empty(0, np.int32))
         if (budget := req.head["thinking_budget"]) >= 0 and req.head["grammar_kind"] != GrammarKind.FROM_START:
             said = req.tokens[req.num_prompt_ids :]
-            left = -1 if (said == self.limits.think_end).any() else max(0, budget - len(said))
+            left = -1 if self.ends_thinking(slot, said).any() else max(0, budget - len(said))
             self.slots.limit_thinking(np.array([slot]), np.array([left]))
         if req.stop_strings:
             self._watch_stops(req)

@@ -20,6 +20,7 @@ from glm53d.ipc.records import (
     OUTPUT,
     ROW_FEED,
     ROW_SAMPLE,
+    STOP_BEFORE_CALLS,
     FinishReason,
     GrammarKind,
     padded,
@@ -203,7 +204,7 @@ class SchedWorld:
             if count and (req := self.sched.slots.reqs[slot]) is not None and not self.sched.slots.gone[slot]:
                 self.calls_in_thought(req.handle, slot)
                 if req.head["grammar_kind"] != GrammarKind.FROM_START:
-                    self.end_thinking(req.handle, int(req.head["thinking_budget"]))
+                    self.end_thinking(req)
                 self.cut_thought(req.handle, slot)
         results.apply(self.sched, batch, result, self.now)
 
@@ -213,11 +214,12 @@ class SchedWorld:
             begin, end = self.limits.call_begin, self.vocab - 1
             self.sampled[handle] = [end if token == begin else token for token in self.sampled[handle]]
 
-    def end_thinking(self, handle: int, budget: int) -> None:
+    def end_thinking(self, req: Req) -> None:
         """What a used up budget makes of what was sampled. [R46]"""
-        said, end = self.sampled[handle], self.vocab - 1
-        if 0 <= budget <= len(said) and end not in said[: budget + 1]:
-            self.sampled[handle] = [*said[:budget], end]
+        said, end, budget = self.sampled[req.handle], self.vocab - 1, int(req.head["thinking_budget"])
+        ends = {end, self.limits.call_begin} if req.head["flags"] & STOP_BEFORE_CALLS else {end}
+        if 0 <= budget <= len(said) and ends.isdisjoint(said[: budget + 1]):
+            self.sampled[req.handle] = [*said[:budget], end]
 
     def cut_thought(self, handle: int, slot: int) -> None:
         """What was sampled behind the end of thinking, before the grammar that begins there gave a mask. [F-E15]"""

@@ -2,18 +2,18 @@
 
 import pytest
 
-from glm53d.ipc.records import THINKING_FORCED, FinishReason
+from glm53d.ipc.records import STOP_BEFORE_CALLS, THINKING_FORCED, FinishReason
 from tests.helpers.sched_world import SchedWorld
 
-END = 49  # of thinking
+CALL, END = 48, 49  # of thinking
 
 
-def answer(budget: int, says: list[int], **limits: int) -> tuple[SchedWorld, list[int]]:
+def answer(budget: int, says: list[int], flags: int = 0, **limits: int) -> tuple[SchedWorld, list[int]]:
     """What a client gets of a model that says so, then id 7 for ever; 12 tokens at most."""
-    world = SchedWorld(num_pages=100, **limits)
+    world = SchedWorld(num_pages=100, call_begin=CALL, **limits)
     script = iter(says)
     world.sample = lambda: next(script, 7)
-    world.send(1, [1, 2, 3], 12, thinking_budget=budget)
+    world.send(1, [1, 2, 3], 12, thinking_budget=budget, flags=flags)
     while world.sched.reqs or world.launched:
         world.step()
     world.step()
@@ -36,6 +36,23 @@ def test_who_ends_thinking_in_time_is_left_alone(says):
         assert ids == says + [7] * (12 - len(says)) and world.sched.counters.thinking_forced == 0
     else:
         assert ids[:5] == [5, 5, 5, 5, END]
+
+
+@pytest.mark.parametrize("says", [[CALL], [5, CALL], [5, 5, 5, CALL]])
+def test_a_call_ends_thinking_where_the_request_has_tools(says):
+    world, ids = answer(4, says, STOP_BEFORE_CALLS)
+    assert ids == says + [7] * (12 - len(says)) and world.sched.counters.thinking_forced == 0
+    assert answer(4, says)[1][4] == END, "without tools it is a word like any other"
+
+
+def test_a_retracted_request_in_a_call_thinks_no_more():
+    world = SchedWorld(num_pages=8, eos_chance=0, call_begin=CALL)
+    world.sample = lambda: CALL if all(len(said) < 5 for said in world.received.values()) else 7
+    for handle in (1, 2):
+        world.send(handle, [handle] * 8, 20, thinking_budget=11, flags=STOP_BEFORE_CALLS)
+    while world.sched.reqs:
+        world.step()
+    assert world.sched.counters.retracted >= 1 and world.sched.counters.thinking_forced == 0
 
 
 def test_an_end_of_turn_at_the_last_token_allowed_ends_the_turn():
