@@ -5,6 +5,7 @@ Schemas come from clients and may be anything; what makes no sense in one counts
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -18,6 +19,9 @@ STRING: Kinds = frozenset(("string",))
 
 encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON text as it is sent: ", " and ": " between, nothing escaped but what JSON demands."""
+
+LOOSE_INTEGER = re.compile("[+-]?[0-9]{1,1000}")
+"""What an argument that must be an integer means by it, though JSON has no such signs and zeros."""
 
 _KIND = {
     type(None): "null",
@@ -57,12 +61,11 @@ def to_json(text: str, kinds: Kinds) -> str:
     bare = text.strip().lower()
     if "null" in kinds and bare == "null":
         return bare
-    if "integer" in kinds:
-        try:
-            return str(int(text))
-        except ValueError:
-            pass
     kind, sent = _parsed(text)
+    if kind == "integer" and kind in kinds:
+        return sent
+    if "integer" in kinds and "string" not in kinds and LOOSE_INTEGER.fullmatch(text.strip()):
+        return str(int(text))
     if "number" in kinds and kind in ("integer", "number"):
         return sent
     if "boolean" in kinds and bare in ("true", "false"):

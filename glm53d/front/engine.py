@@ -130,6 +130,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._num_taken = 0  # requests since the world began, but for those that ended before the leader could know
         self.control = Control(self._send_control, config.server.control_timeout_s)
+        self._probe: asyncio.Task[None] | None = None  # of health_generate(), while one is on its way
 
     # ---- start and end -----------------------------------------------------------------------------------------------
 
@@ -378,10 +379,21 @@ class Engine:
     # ---- views -------------------------------------------------------------------------------------------------------
 
     async def health_generate(self) -> None:
-        """Prove the whole round trip with one token; the leader answers a probe without a step of its own. [R4]
+        """Prove the whole round trip with one token, which takes no step while others run. [R4]
 
-        Raises NotReady when no answer comes in time.
+        Who asks while an answer is awaited hears of that one. Raises NotReady when none comes in time.
         """
+        if self._probe is None:
+            self._probe = asyncio.create_task(self._prove())
+            self._probe.add_done_callback(self._proven)
+        await asyncio.shield(self._probe)
+
+    def _proven(self, probe: asyncio.Task[None]) -> None:
+        self._probe = None
+        if not probe.cancelled():
+            probe.exception()  # whoever asked may have gone
+
+    async def _prove(self) -> None:
         job = Job(
             PROBE_RID, time.monotonic_ns(), ids=np.zeros(1, np.int32), sampling=SamplingParams(0.0, max_new_tokens=1)
         )

@@ -1,6 +1,6 @@
 """State of the world as main sees it: what /health, /ready and /live answer from. [R4]
 
-STARTING ──all ranks loaded──► UP ◄──────► UNHEALTHY        UP ──SIGTERM──► DRAINING
+STARTING ──all ranks loaded──► UP ──SIGTERM──► DRAINING        from each, when ranks fail ──► UNHEALTHY
 """
 
 import time
@@ -25,7 +25,7 @@ class State(Enum):
 NEXT = {
     State.STARTING: (State.UP, State.UNHEALTHY, State.DRAINING),
     State.UP: (State.UNHEALTHY, State.DRAINING),
-    State.UNHEALTHY: (State.UP, State.DRAINING),
+    State.UNHEALTHY: (State.UNHEALTHY, State.DRAINING),
     State.DRAINING: (State.UNHEALTHY,),
 }
 

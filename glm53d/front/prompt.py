@@ -92,7 +92,7 @@ class TextHalf:
 
     def _follow_session(self, job: Job, prompt: Prompt) -> None:
         """Say so when a session's prompt does not go on where it ended: its cached pages are lost from there. [R44]"""
-        left = self.sessions.follow(job.routing.session, prompt.hashes)
+        left = self.sessions.follow(job.routing.session_hash, prompt.hashes)
         if left is None:
             return
         at = left.page * self.page_size

@@ -15,7 +15,9 @@ class OutputPump:
     """
 
     def __init__(self, outputs: Segment, world_id: int, vocab: Vocab, max_slots: int):
-        """Take the ring's reading end. Raises IpcError when it is taken, AbiMismatch for another world's segment."""
+        """Take the ring's reading end. Raises IpcError when it is taken, AbiMismatch for another world's segment, and
+        CheckpointError when the tokenizer lacks a token that output is known by.
+        """
         tokens = ByteVocab(vocab.token_bytes, vocab.special)
         begin, end = vocab.control_id("<think>"), vocab.think_end
         pieces = [id_ for id_ in vocab.added.values() if not vocab.special[id_]]

@@ -23,13 +23,13 @@ class Divergence:
 
 
 class Sessions:
-    """The page hashes of recent prompts by session. Any number of threads may use it."""
+    """The page hashes of recent prompts by the hash of their session. Any number of threads may use it."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # guards the next
-        self._chains: OrderedDict[str, list[np.ndarray]] = OrderedDict()  # the latest last, of both
+        self._chains: OrderedDict[int, list[np.ndarray]] = OrderedDict()  # the latest last, of both
 
-    def follow(self, session: str, hashes: np.ndarray) -> Divergence | None:
+    def follow(self, session: int, hashes: np.ndarray) -> Divergence | None:
         """Take up a prompt's page hashes, [n, 2] uint64; where it left the session's prompt it has most in common with.
 
         None when it goes on where that ended, and when they have no page in common: then it is another's prompt.

@@ -71,6 +71,7 @@ class Event(Enum):
     FAILED = auto()
     SIGNAL = auto()
     RELOAD = auto()
+    NO_TEXT = auto()  # the tokenizer could not be loaded
 
 
 def run(config: Config, read: Callable[[], Config]) -> int:
@@ -125,29 +126,33 @@ class Daemon:
             loop.add_signal_handler(number, self._events.put_nowait, (Event.SIGNAL, signal.Signals(number).name))
         checkpoint = self._checkpoint
         engine = Engine(self._config, self._vocab, checkpoint.models, checkpoint.defaults, self._health)
+        pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, engine.table.size)
         site = await serve(engine, self._config)
         log.info("listening at %s", site.url)
         ranks = Ranks(self._config, self._channels, self._specs(), self._tell(loop))
         ranks.start()
         text = loop.run_in_executor(None, self._load_text)  # while the ranks load
+        text.add_done_callback(self._text_loaded)
         code = 0
         try:
             while True:
                 event, message = await self._events.get()
                 if event is Event.LOADED:
-                    await self._open(engine, text)
+                    await self._open(engine, text, pump)
                     continue
+                if event is Event.NO_TEXT:
+                    text.result()  # raises
                 if event is Event.RELOAD:
                     await reload(read, engine, site)
                     continue
-                if event is Event.FAILED:
-                    log.error("the daemon ends: %s", message)
-                    self._health.become(State.UNHEALTHY, message)
-                    engine.fail_all(EngineError(message))
-                    code = 1
-                else:
+                if event is Event.SIGNAL:
                     log.info("%s: draining", message)
-                    await self._drain(engine)
+                failure = message if event is Event.FAILED else await self._drain(engine)
+                if failure is not None:
+                    log.error("the daemon ends: %s", failure)
+                    self._health.become(State.UNHEALTHY, failure)
+                    engine.fail_all(EngineError(failure))
+                    code = 1
                 return code
         finally:
             await site.stop()
@@ -177,6 +182,10 @@ class Daemon:
 
         return tell
 
+    def _text_loaded(self, text: "asyncio.Future[TextHalf]") -> None:
+        if not text.cancelled() and text.exception() is not None:
+            self._events.put_nowait((Event.NO_TEXT, ""))
+
     def _load_text(self) -> TextHalf:
         config, checkpoint = self._config, self._checkpoint
         encoder = Encoder(checkpoint.tokenizer, self._vocab, config.text.threads, config.text.cache_tokens)
@@ -185,12 +194,11 @@ class Daemon:
             checkpoint.chain_seed,
         )  # fmt: skip
 
-    async def _open(self, engine: Engine, text: "asyncio.Future[TextHalf]") -> None:
+    async def _open(self, engine: Engine, text: "asyncio.Future[TextHalf]", pump: OutputPump) -> None:
         """All ranks have loaded: take their limits, and accept work. [R3]"""
         rows = self._ends.board.ranks()
         longest = int(rows["max_req_input_len"].min())
         half = await text
-        pump = OutputPump(self._ends.outputs, self._channels.world_id, self._vocab, engine.table.size)
         grammars = GrammarCheck(self._checkpoint.tokenizer, self._checkpoint.eos_ids, self._config.grammar)
         grammars.start()
         limits = EngineLimits(longest, longest + 1)
@@ -203,15 +211,25 @@ class Daemon:
             self._checkpoint.models[0], len(rows), rows["num_pages"].min(), rows["page_size"].min(), longest,
         )  # fmt: skip
 
-    async def _drain(self, engine: Engine) -> None:
-        """Refuse new work, let running requests finish or time out; what is left gets an error event. [F-A6]"""
+    async def _drain(self, engine: Engine) -> str | None:
+        """Refuse new work, let running requests finish until time is up or a second signal comes; what is left gets an
+        error event. Returns why the ranks failed, if they did. [F-A6]
+        """
         self._health.become(State.DRAINING)
         deadline = time.monotonic() + self._config.server.drain_timeout_s
-        while len(engine.table) and time.monotonic() < deadline and self._events.empty():
-            await asyncio.sleep(0.02)
+        while len(engine.table) and time.monotonic() < deadline:
+            if self._events.empty():
+                await asyncio.sleep(0.02)
+                continue
+            event, message = self._events.get_nowait()
+            if event is Event.FAILED:
+                return message
+            if event is Event.SIGNAL:
+                break
         if len(engine.table):
             log.warning("%d request(s) did not finish in time", len(engine.table))
             engine.fail_all(NotReady("The server is shutting down."))
+        return None
 
 
 @dataclass(slots=True)

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import time
@@ -19,6 +21,7 @@ from tests.helpers.daemon import Daemon, events, running
 
 CHAT = {"model": "glm-5.3", "messages": [{"role": "user", "content": "hi"}]}
 ENDLESS = CHAT | {"stream": True, "ignore_eos": True, "max_tokens": 100_000}
+NANO = Path(__file__).resolve().parents[2] / "glm53d" / "nano"
 SLOW = ("sim.base_ms=5",)
 
 
@@ -171,6 +174,7 @@ async def test_a_running_stream_is_finished_before_a_drained_daemon_ends(log):
         ):
             await answer.content.readline()
             daemon.process.send_signal(signal.SIGTERM)
+            daemon.process.send_signal(signal.SIGHUP)  # is nothing to end for
             await asyncio.sleep(0.1)
             async with http.get(daemon.url + "/health") as health:
                 assert health.status == 503
@@ -193,6 +197,37 @@ async def test_a_stream_that_does_not_finish_in_time_gets_an_error_event_and_an_
             got = await events(answer)
             assert got[-1] == "[DONE]" and "error" in got[-2]
         assert daemon.process.wait(30) == 0
+
+
+async def test_a_second_signal_ends_a_drain(log):
+    with running(*SLOW, config="sim.toml", log=log) as daemon:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as answer,
+        ):
+            await answer.content.readline()
+            daemon.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            daemon.process.send_signal(signal.SIGTERM)
+            got = await asyncio.wait_for(events(answer), 10)
+            assert got[-1] == "[DONE]" and "error" in got[-2]
+        assert daemon.process.wait(30) == 0
+
+
+async def test_a_rank_that_dies_in_a_drain_is_a_failure_and_said_to_be_one(log):
+    with running(*SLOW, config="sim.toml", log=log) as daemon:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(daemon.url + "/server_info") as info,
+            http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as answer,
+        ):
+            await answer.content.readline()
+            daemon.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            os.kill((await info.json())["ranks"][0]["pid"], signal.SIGKILL)
+            got = await asyncio.wait_for(events(answer), 10)
+            assert got[-1] == "[DONE]" and "rank 0" in got[-2]["error"]["message"]
+        assert daemon.process.wait(30) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -276,6 +311,24 @@ async def test_the_port_answers_before_the_ranks_have_loaded(log):
                 assert refused.status == 503 and "Retry-After" in refused.headers
     finally:
         daemon.kill_all()
+
+
+def test_a_tokenizer_that_cannot_be_loaded_ends_the_start_at_once_as_wrong_files_do(log, tmp_path):
+    """It is read while the ranks load, which may take minutes: nobody waits for them."""
+    folder = tmp_path / "model"
+    shutil.copytree(NANO, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["merges"].append(["no such", "entries"])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    daemon = Daemon(f"model.path={json.dumps(str(folder))}", config="nano-cpu.toml", log=log, wait=False)
+    try:
+        assert daemon.process.wait(120) == 2
+    finally:
+        daemon.kill_all()
+    assert_gone(daemon)
+    said = log.read_text()
+    assert "tokenizer.json is refused by the tokenizers library" in said
+    assert "ready:" not in said and "Traceback" not in said
 
 
 def test_a_port_that_is_taken_refuses_the_start_with_one_line(log):

@@ -22,6 +22,12 @@ def kinds(schema, **root) -> set[str]:
         ({"type": "string"}, "\n\t\x01\x7f\\\u2028é", '"\\n\\t\\u0001\x7f\\\\\u2028é"'),
         ({"type": "integer"}, " 5\n", "5"),  # F-E5
         ({"type": "integer"}, "+5", "5"),
+        ({"type": "integer"}, "-007", "-7"),
+        ({"type": "integer"}, "1_000", '"1_000"'),
+        ({"type": "integer"}, "٣", '"٣"'),
+        ({"type": ["integer", "string"]}, "-7", "-7"),
+        ({"type": ["integer", "string"]}, "007", '"007"'),
+        ({"type": ["integer", "string"]}, "+5", '"+5"'),
         ({"type": "integer"}, "5.5", "5.5"),
         ({"type": "integer"}, '"5"', '"\\"5\\""'),
         ({"type": "integer"}, "9" * 5000, json.dumps("9" * 5000)),

@@ -127,6 +127,27 @@ async def test_an_output_ring_that_cannot_be_read_fails_who_waits_and_shows_in_h
     assert [state for state, _ in around.became] == [State.UNHEALTHY] and len(around.engine.table) == 0
 
 
+async def test_who_asks_for_a_probe_while_one_is_on_its_way_hears_of_that_one(around):
+    """[R4] It needs no key: it must not take the slots of who has one."""
+    asked = [asyncio.create_task(around.engine.health_generate()) for _ in range(50)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(around.engine.table) == 1
+    asked[0].cancel()
+    around.engine.fail_all(NotReady("gone"))
+    around.may_encode.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert all(isinstance(result, NotReady) for result in results[1:]) and len(around.engine.table) == 0
+    again = asyncio.create_task(around.engine.health_generate())
+    while not around.sent:
+        await asyncio.sleep(0)
+    assert len(around.engine.table) == 1
+    around.engine.fail_all(NotReady("gone again"))
+    with pytest.raises(NotReady, match="gone again"):
+        await again
+
+
 async def test_of_a_burst_no_more_are_taken_than_may_run_and_wait_and_each_end_makes_room(around):
     """What the leader has not shown yet is counted, whatever ends it. [R22]"""
     tasks = await around.burst()

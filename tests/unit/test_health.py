@@ -57,6 +57,13 @@ def test_a_leader_that_hangs_between_two_steps_is_an_illness(world):
     assert world.health.check(WATCHDOG_S)[0]
 
 
+def test_a_world_may_fail_in_more_than_one_way(world):
+    """The output ring cannot be read, and then a rank dies."""
+    world.health.become(State.UNHEALTHY, "the first")
+    world.health.become(State.UNHEALTHY, "the second")
+    assert world.health.check(WATCHDOG_S) == (False, {"state": "unhealthy", "reason": "the second"})
+
+
 def test_while_ranks_load_the_one_furthest_behind_is_shown(world):
     """The first to have its weights waits for the others in the phase after."""
     world.health = Health(world.board)

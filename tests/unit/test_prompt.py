@@ -144,23 +144,23 @@ def test_a_session_whose_prompt_grows_is_quiet_and_a_change_is_placed():
     """[R44]"""
     sessions = Sessions()
     for pages in ((1, 2), (1, 2, 3), (1, 2, 3), (1, 2), (1, 2, 3, 4, 5), ()):
-        assert sessions.follow("s", chain(*pages)) is None
-    assert sessions.follow("s", chain(1, 2, 9, 4, 5)) == Divergence(page=2, num_pages=5)
-    assert sessions.follow("s", chain(1, 2, 9, 4, 5, 6)) is None  # goes on from there
-    assert sessions.follow("s", chain(1, 2, 3, 4, 5, 6)) is None  # and from the one before
-    assert sessions.follow("s", chain(7, 8)) is None  # a sub-agent's, nothing in common
-    assert sessions.follow("t", chain(1, 8)) is None  # another session's
+        assert sessions.follow(7, chain(*pages)) is None
+    assert sessions.follow(7, chain(1, 2, 9, 4, 5)) == Divergence(page=2, num_pages=5)
+    assert sessions.follow(7, chain(1, 2, 9, 4, 5, 6)) is None  # goes on from there
+    assert sessions.follow(7, chain(1, 2, 3, 4, 5, 6)) is None  # and from the one before
+    assert sessions.follow(7, chain(7, 8)) is None  # a sub-agent's, nothing in common
+    assert sessions.follow(8, chain(1, 8)) is None  # another session's
 
 
 def test_only_so_many_sessions_and_prompts_of_each_are_kept():
     sessions = Sessions()
     for i in range(MAX_CHAINS + 1):
-        sessions.follow("s", chain(100 + i, 1))
-    assert sessions.follow("s", chain(100, 2)) is None  # the oldest is forgotten
-    assert sessions.follow("s", chain(100 + MAX_CHAINS, 2)) == Divergence(1, 2)
+        sessions.follow(7, chain(100 + i, 1))
+    assert sessions.follow(7, chain(100, 2)) is None  # the oldest is forgotten
+    assert sessions.follow(7, chain(100 + MAX_CHAINS, 2)) == Divergence(1, 2)
     for i in range(MAX_SESSIONS):
-        sessions.follow(f"other {i}", chain(1))
-    assert sessions.follow("s", chain(100 + MAX_CHAINS, 3)) is None
+        sessions.follow(100 + i, chain(1))
+    assert sessions.follow(7, chain(100 + MAX_CHAINS, 3)) is None
 
 
 def test_the_log_says_where_a_session_changed_with_the_text_there(caplog):
