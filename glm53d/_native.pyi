@@ -470,7 +470,7 @@ def cut(slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', de
 
 class TokenLog:
     """
-    The ids of each slot's request, prompt and output. One owner, one thread.
+    The ids that each slot's request has put out since it was admitted. One owner, one thread.
     """
 
     def __init__(self, max_slots: int) -> None: ...

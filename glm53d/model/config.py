@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from glm53d.errors import CheckpointError
+from glm53d.config import Config
+from glm53d.errors import CheckpointError, StartError
 
 Size = Annotated[int, Meta(ge=1)]
 Scale = Annotated[float, Meta(gt=0)]
@@ -187,3 +188,20 @@ GLM_5_3 = ModelConfig(
     quantization_config=QuantizationConfig(quant_method="fp8", weight_block_size=(128, 128)),
 )
 """The official FP8 checkpoint, for planning without one."""
+
+
+def refuse_unfit(config: Config, model: ModelConfig) -> None:
+    """Raise StartError for what the configuration asks for and this checkpoint does not have."""
+    if config.model.max_context_len > model.max_position_embeddings:
+        raise StartError(
+            f"model.max_context_len is {config.model.max_context_len}, above the checkpoint's "
+            f"{model.max_position_embeddings}"
+        )
+    num_drafts, num_layers = config.speculation.num_draft_tokens, model.num_nextn_predict_layers
+    if num_drafts and num_layers != 1:
+        raise StartError(
+            f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has {num_layers} MTP layers instead of "
+            "one: set it to 0"
+        )
+    if config.model.fp8_inputs and model.quantization_config is None:
+        raise StartError("model.fp8_inputs is set, and the checkpoint has no FP8 weights")

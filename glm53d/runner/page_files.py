@@ -65,7 +65,7 @@ class PageFiles:
                 head = HEAD.pack(MAGIC, len(page), _checksum(lo, hi, page), 0)
                 done = os.writev(fd, [head, page])
                 while done < len(head) + len(page):
-                    done += os.write(fd, page[done - len(head) :])
+                    done += os.write(fd, head[done:] or page[done - len(head) :])
             finally:
                 os.close(fd)
             os.rename(unfinished, path)

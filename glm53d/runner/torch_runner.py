@@ -14,7 +14,7 @@ from glm53d.config import AUTO_CONTEXTS, KEPT_BYTES, KEPT_SHARE, Config
 from glm53d.errors import StartError
 from glm53d.ipc.batch import Batch, Mode, StepResult
 from glm53d.ipc.mailbox import MailboxEnds
-from glm53d.model.config import ModelConfig
+from glm53d.model.config import ModelConfig, refuse_unfit
 from glm53d.model.glm import Glm
 from glm53d.model.groups import RankGroups
 from glm53d.model.kv_cache import ALIGNMENT, KvCache, KvShape
@@ -117,7 +117,7 @@ class TorchRunner:
         model_config = ModelConfig.load(folder)
         context = self.config.model.max_context_len or model_config.max_position_embeddings
         num_drafts = self.config.speculation.num_draft_tokens
-        _refuse(self.config, model_config, context)
+        refuse_unfit(self.config, model_config)
         progress("rendezvous", 0)
         self.ranks.connect(self.rendezvous, self.device)
         progress("weights", 0)
@@ -337,17 +337,3 @@ def _own_memory(num_bytes: int) -> Tensor:
     check_fits(num_bytes)
     memory = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT - 1, np.uint8))
     return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
-
-
-def _refuse(config: Config, model: ModelConfig, context: int) -> None:
-    """Raise StartError for what this checkpoint does not have."""
-    if context > model.max_position_embeddings:
-        raise StartError(f"model.max_context_len is {context}, above the checkpoint's {model.max_position_embeddings}")
-    num_drafts, num_layers = config.speculation.num_draft_tokens, model.num_nextn_predict_layers
-    if num_drafts and num_layers != 1:
-        raise StartError(
-            f"speculation.num_draft_tokens is {num_drafts}, and the checkpoint has {num_layers} MTP layers instead of "
-            "one: set it to 0"
-        )
-    if config.model.fp8_inputs and model.quantization_config is None:
-        raise StartError("model.fp8_inputs is set, and the checkpoint has no FP8 weights")

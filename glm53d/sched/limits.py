@@ -1,10 +1,21 @@
 """Limits: what a scheduler plans within, and what follows from it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from glm53d.sched import policy
 from glm53d.sched.tables import MAX_BIASES
 from glm53d.sched.tiers import NO_TIERS, TierLimits
+
+
+class TokenIds(NamedTuple):
+    """What a rank knows of the tokenizer."""
+
+    size: int  # ids that it has
+    eos: tuple[int, ...]
+    think_end: int  # the id that ends reasoning
+    call_begin: int  # the id that begins a tool call
+    calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +29,11 @@ class Limits:
     max_running: int
     max_step_tokens: int  # per attention-DP rank
     max_step_area: int  # new prompt tokens times their context, likewise; one row of any context may [F-I5]
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]  # these five: of TokenIds
     vocab_size: int
-    think_end: int  # the id that ends reasoning
-    call_begin: int  # the id that begins a tool call
-    calls_ends: tuple[int, ...]  # ids that end a turn with tool calls
+    think_end: int
+    call_begin: int
+    calls_ends: tuple[int, ...]
     hash_key: bytes = bytes(16)
     target_itl_ns: int = 0  # gaps in running streams should stay below; 0: off [R29]
     ageing_ns: int = 10_000_000_000  # what a level of priority is worth, as a head start

@@ -123,7 +123,7 @@ class Scheduler:
         self.grammars = grammars
         self.world_id = world_id
         self.ranks = [
-            DpRank(i, PagePool(limits.num_pages), PrefixTree()) for i in range(limits.attn_dp_size)
+            DpRank(i, PagePool(limits.num_pages, debug=limits.debug), PrefixTree()) for i in range(limits.attn_dp_size)
         ]
         for rank in self.ranks:
             rank.table_rows = [rank.index * limits.max_biased + i for i in reversed(range(limits.max_biased))]

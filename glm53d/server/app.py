@@ -138,6 +138,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     service, endpoint = request.app[exchange.SERVICE], exchange.endpoint(request)
     if (answer := cors.preflight(request, service.config.server.cors_origins)) is not None:
         return answer
+    exchange.begin_rid(request)
     try:
         service.keys.check(request, request.app[_ACCESS].get(endpoint, Access.USER))
         response = await handler(request)
@@ -147,7 +148,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as exc:
         response = shapes.refusal(request.path, exc)
     except Exception as exc:
-        error = exchange.visible(exc, request.get(exchange.RID))
+        error = exchange.visible(exc, request[exchange.RID])
         response = body.error_response(error, shapes.shape_of(request.path))
     service.metrics.request(endpoint, response.status)
     return response
@@ -162,7 +163,7 @@ async def _watched_loop(app: web.Application) -> AsyncIterator[None]:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """What every response carries, streams too: it is called before their first byte."""
-    if (rid := request.get(exchange.RID)) is not None:
+    if (rid := request.get(exchange.RID)) is not None:  # a preflight has none
         response.headers["X-Request-Id"] = rid
     if num_cut := request.get(exchange.NUM_CUT, 0):
         response.headers["X-Prompt-Truncated"] = f"start; tokens={num_cut}"

@@ -72,15 +72,20 @@ async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -
     return body.decode(decoder, raw), received_ns
 
 
+def begin_rid(request: web.Request) -> None:
+    """Give the request an outside id before anything can go wrong: a good X-Request-Id, or a fresh one. [R12]"""
+    header = request.headers.get("X-Request-Id", "")
+    request[RID] = header if _RID.fullmatch(header) else secrets.token_hex(16)
+
+
 def choose_rid(request: web.Request, given: str | None) -> str:
     """The request's outside id: from the body, the X-Request-Id header, or a fresh one. [R12]"""
-    rid, where = (given, "rid") if given is not None else (request.headers.get("X-Request-Id"), "X-Request-Id")
-    if rid is None:
-        rid = secrets.token_hex(16)
-    else:
-        check_rid(rid, where)
-    request[RID] = rid
-    return rid
+    if given is not None:
+        check_rid(given, "rid")
+        request[RID] = given
+    elif "X-Request-Id" in request.headers:
+        check_rid(request.headers["X-Request-Id"], "X-Request-Id")
+    return request[RID]
 
 
 def check_rid(rid: str, where: str) -> None:

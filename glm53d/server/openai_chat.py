@@ -31,7 +31,7 @@ from glm53d.server.openai_common import (
 )
 from glm53d.server.openai_tools import ToolFields, Tools, to_tools
 from glm53d.server.routing import routing
-from glm53d.server.sampling import Budget, Count, not_served, refuse_not_served
+from glm53d.server.sampling import Budget, Count, not_served
 
 T = TypeVar("T")
 
@@ -288,7 +288,6 @@ def _effort(req: ChatBody, options: dict[str, Json]) -> str:
 
 
 def _to_message(message: Message, at: str) -> dict[str, Json]:
-    refuse_not_served(message, at)
     role = _ROLES.get(message.role, message.role)
     if message.content is None and role in ("system", "user"):
         raise InvalidRequest(f"`{at}.content` is required.", f"{at}.content")

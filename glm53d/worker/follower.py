@@ -1,6 +1,5 @@
 """Every other rank's loop: read a Batch, run our share, report; decide nothing. [R1] [R9]"""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,16 +20,16 @@ def run(
     world_id: int,
     max_in_flight: int,
     spin_ns: int,
-    beat: Callable[[int], None],
+    beat: Callable[[], None],
 ) -> None:
     """Until the leader says shutdown. Raises PeerGone when it is gone, EngineError on a gap in the steps.
 
     A step's result is waited for when max_in_flight are launched, or when the leader says that no other comes first.
-    beat(now_ns) shows on the board that this rank turns, at least every 100 ms between steps.
+    beat() shows on the board that this rank turns, at least every 100 ms between steps.
     """
     step = in_flight = 0
     while True:
-        beat(time.monotonic_ns())
+        beat()
         ends.batches.wait(spin_ns, WAIT_NS)
         if (record := ends.batches.peek()) is None:
             continue

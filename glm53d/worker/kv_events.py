@@ -1,4 +1,4 @@
-"""KvPublisher: KV events to whoever subscribes, by ZeroMQ. Off unless configured; the daemon's only other socket. [R31]
+"""KvPublisher: KV events to whoever subscribes, by ZeroMQ. Off unless configured. [R31]
 
     PUB, a port per attention-DP rank       topic, number of the batch (8 bytes, big-endian), msgpack
     ROUTER, likewise, if a replay endpoint  "", first number wanted ─► each batch kept since, then the number -1

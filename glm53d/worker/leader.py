@@ -72,7 +72,7 @@ class Leader:
                 self.on_idle()
 
     def drain_inbox(self) -> None:
-        """Take every record main has sent."""
+        """Take the records that main has sent: so many at a time, so that no step waits for long."""
         now = time.monotonic_ns()
         for kind, data in self.ends.requests.read_all():
             if kind == RecordType.GENERATE:

@@ -14,8 +14,13 @@ import msgspec
 
 from glm53d.config import AUTO_CONTEXTS, KEPT_BYTES, KEPT_SHARE, Config
 from glm53d.errors import ConfigError
-from glm53d.model.config import GLM_5_3, ModelConfig
+from glm53d.model.config import GLM_5_3, ModelConfig, refuse_unfit
 from glm53d.model.layout import Layout
+from glm53d.runner.base import Loaded, host_pages
+from glm53d.sched.limits import TokenIds
+from glm53d.text.vocab import Vocab
+from glm53d.worker.room import check_rings, limits_of
+from glm53d.world.checkpoint import read_checkpoint
 
 H200_BYTES = 143_771 << 20
 """What an H200 reports. A plan made without a GPU at hand assumes it."""
@@ -58,21 +63,23 @@ def layout(config: Config) -> list[Layout]:
 def memory_plan(model: ModelConfig, config: Config, memory_bytes: int, *, mtp: bool) -> MemoryPlan:
     """The plan for memory_bytes a rank: a GPU's whole memory, or of the host's what KV may take.
 
-    mtp: the checkpoint's MTP layers are loaded too. Raises ConfigError when the layout does not divide the model, or
+    mtp: the checkpoint's MTP layers are loaded too. Raises StartError when the layout does not divide the model, or
     when the weights leave no room.
     """
     weights, per_token = weight_bytes(model, config, mtp=mtp), kv_bytes_per_token(model, config, mtp=mtp)
+    refuse_unfit(config, model)
     longest = config.model.max_context_len or model.max_position_embeddings
-    if longest > model.max_position_embeddings:
-        raise ConfigError(f"model.max_context_len {longest} is above the model's own {model.max_position_embeddings}")
     room, on_gpu = memory_bytes, config.engine.device == "cuda"
     if on_gpu:
         room = int(memory_bytes * (1 - KEPT_SHARE)) - KEPT_BYTES - weights
     kv = config.kv
     page_bytes = per_token * kv.page_size
-    num_pages = kv.num_pages or kv.memory_bytes // page_bytes
-    if not num_pages:
+    if kv.num_pages or kv.memory_bytes:
+        num_pages = kv.num_pages or kv.memory_bytes // page_bytes
+    else:
         num_pages = min(room // page_bytes, AUTO_CONTEXTS * -(-longest // kv.page_size))
+    if not num_pages and kv.memory_bytes:
+        raise ConfigError(f"kv.memory_bytes {kv.memory_bytes} does not hold one page of {page_bytes} bytes")
     if num_pages < 1 or (on_gpu and num_pages * page_bytes > room):
         raise ConfigError(f"no room for KV: weights take {_size(weights)} of a rank's {_size(memory_bytes)}")
     longest = min(longest, num_pages * kv.page_size - 2 * config.speculation.num_draft_tokens)  # what drafts write
@@ -113,13 +120,8 @@ def check_report(config: Config) -> str:
         f"{limits.max_waiting_requests:,} waiting; {limits.max_step_tokens:,} tokens a step and KV pool",
     }
     if engine.kind == "sim":
-        sim = config.sim
-        longest = min(sim.max_context_len, sim.num_pages * config.kv.page_size)
-        plans = {
-            "simulated": MemoryPlan(
-                0, sim.kv_bytes_per_token, sim.num_pages, config.kv.page_size, parallel.attn_dp_size, longest
-            )
-        }
+        plan, num_ids = _simulated(config), Vocab.load(read_checkpoint(config).tokenizer).size
+        plans = {"simulated": plan}
     else:
         model, found = _find_model(config)
         memory_bytes, held = _memory(config)
@@ -128,11 +130,31 @@ def check_report(config: Config) -> str:
         plans = {"model": memory_plan(model, config, memory_bytes, mtp=False)}
         if model.num_nextn_predict_layers:
             plans["model + MTP"] = memory_plan(model, config, memory_bytes, mtp=True)
+        plan, num_ids = plans["model + MTP" if config.speculation.num_draft_tokens else "model"], model.vocab_size
+    _check_rings(config, plan, num_ids)
     lines = [f"{name:<8}{fact}" for name, fact in facts.items()]
     lines += ["", *_table(plans)]
     if engine.kind != "sim" and parallel.tp_size > 1:
         lines += ["", *_layouts(model, config, memory_bytes)]
     return "\n".join(lines)
+
+
+def _simulated(config: Config) -> MemoryPlan:
+    """The pools that configuration alone makes up."""
+    sim, page_size = config.sim, config.kv.page_size
+    room = sim.num_pages * page_size - 2 * config.speculation.num_draft_tokens
+    longest = min(sim.max_context_len, config.model.max_context_len or room, room)
+    return MemoryPlan(0, sim.kv_bytes_per_token, sim.num_pages, page_size, config.parallel.attn_dp_size, longest)
+
+
+def _check_rings(config: Config, plan: MemoryPlan, num_ids: int) -> None:
+    """Raise StartError for what ranks would refuse when they have loaded. num_ids: of the tokenizer, or a few more."""
+    page_bytes = plan.kv_bytes_per_token * plan.page_size
+    loaded = Loaded(
+        plan.num_pages, plan.page_size, plan.max_context_len, plan.kv_bytes_per_token, plan.weight_bytes,
+        host_pages(config.cache.host_bytes, page_bytes), page_bytes,
+    )  # fmt: skip
+    check_rings(config, limits_of(config, loaded, TokenIds(num_ids, (), 0, 0, ()), bytes(16)))
 
 
 def _layouts(model: ModelConfig, config: Config, memory_bytes: int) -> list[str]:

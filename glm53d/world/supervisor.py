@@ -39,6 +39,7 @@ from glm53d.front.pump import OutputPump
 from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
 from glm53d.ipc.records import RankState
+from glm53d.sched.limits import TokenIds
 from glm53d.server.app import serve
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
@@ -166,11 +167,11 @@ class Daemon:
 
     def _specs(self) -> list[RankSpec]:
         vocab, checkpoint = self._vocab, self._checkpoint
+        ids = TokenIds(vocab.size, checkpoint.eos_ids, vocab.think_end, vocab.call_begin, vocab.calls_ends)
         return [
             RankSpec(
                 self._config, self._channels, os.getpid(), place.rank, place.attn_dp_rank, place.attn_tp_rank,
-                place.ep_rank, checkpoint.eos_ids, vocab.size, vocab.num_base,
-                checkpoint.tokenizer, self._hash_key, vocab.think_end, vocab.call_begin, vocab.calls_ends,
+                place.ep_rank, ids, vocab.num_base, checkpoint.tokenizer, self._hash_key,
                 *((vocab.token_bytes, vocab.special) if place.rank == 0 else ([], [])),
             )
             for place in layout(self._config)

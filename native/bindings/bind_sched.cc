@@ -151,7 +151,7 @@ void bind_sched(nb::module_& m) {
         "Where each row's block of tokens ends: int32 [n, 2] of (count, verdict). [R38]\n\n"
         "Behind the first end-of-turn id (verdict 1), or where max_output is reached (2); else the whole block (0).");
 
-  nb::class_<TokenLog>(m, "TokenLog", "The ids of each slot's request, prompt and output. One owner, one thread.")
+  nb::class_<TokenLog>(m, "TokenLog", "The ids that each slot's request has put out since it was admitted. One owner, one thread.")
       .def(nb::init<size_t>(), nb::arg("max_slots"))
       .def(
           "reset", [](TokenLog& log, int64_t slot, const Array1<int32_t>& ids) {

@@ -33,7 +33,7 @@ from glm53d.sched.logprobs import MAX_RECORD_TOKENS
 from glm53d.sched.req import Req, ReqState
 from glm53d.sched.scheduler import NO_HASHES, Scheduler
 from glm53d.sched.tiers import NO_TIERS, TierLimits
-from glm53d.worker.main import largest_batch
+from glm53d.worker.room import largest_batch
 from tests.helpers.kv_index import KvIndex
 from tests.helpers.kv_world import KvWorld
 

@@ -11,7 +11,7 @@ from glm53d.ipc.records import LOGPROB
 from glm53d.sched.logprobs import MAX_RECORD_TOKENS, MAX_STEP_TARGETS, MAX_TOP, Unsent
 from glm53d.server.logprobs import TopLogprobs
 from glm53d.worker.leader import merge
-from glm53d.worker.main import check_result_ring
+from glm53d.worker.room import check_result_ring
 from tests.helpers.sched_world import SchedWorld
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glm53d.config import KEPT_BYTES, KEPT_SHARE, Config, load
-from glm53d.errors import CheckpointError, ConfigError
+from glm53d.errors import CheckpointError, ConfigError, StartError
 from glm53d.model.config import GLM_5_3
 from glm53d.world.plan import CONTEXTS, H200_BYTES, check_report, kv_bytes_per_token, layout, memory_plan, weight_bytes
 
@@ -105,13 +105,28 @@ def test_a_request_takes_whole_pages():
     [
         (ALONE, "weights take 747.0 GB of a rank's 150.8 GB"),
         (["kv.num_pages=100000"], "no room for KV"),
-        (["model.max_context_len=1048577"], "above the model's own 1048576"),
+        (["model.max_context_len=1048577"], "above the checkpoint's 1048576"),
         (["kv.memory_bytes=99_000_000_000"], "no room for KV"),
+        (["kv.memory_bytes=1000"], r"kv\.memory_bytes 1000 does not hold one page"),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides: list[str], told: str):
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(StartError, match=told):
         memory_plan(GLM_5_3, h200x8(*overrides), H200_BYTES, mtp=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (h200x8("scheduler.max_running_requests=512"), r"a step of 512 requests takes up to .*world\.ring_bytes"),
+        (h200x8("world.ring_bytes=1_048_576"), r"cannot take the output of a request"),
+        (h200x8("cache.host_bytes=1000"), r"cache\.host_bytes 1000 does not hold one page"),
+        (load(None, ["speculation.num_draft_tokens=1", "engine.kind=sim", "world.ring_bytes=65536"]), "ring_bytes"),
+    ],
+)
+def test_what_ranks_would_refuse_when_they_have_loaded_the_report_refuses(config: Config, told: str):
+    with pytest.raises(StartError, match=told):
+        check_report(config)
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused():
@@ -134,9 +149,10 @@ def test_the_report_of_the_built_in_model_needs_no_folder():
     assert "nano (built in)" in check_report(Config())
 
 
-def test_the_report_of_the_simulation_needs_no_model():
-    report = check_report(load(None, ["engine.kind=sim", "model.path=nowhere", "sim.kv_bytes_per_token=1234"]))
-    assert "simulated" in report and "1,234" in report
+def test_the_report_of_the_simulation_is_of_what_its_configuration_says():
+    sim = ["engine.kind=sim", "sim.kv_bytes_per_token=1234", "model.max_context_len=1000"]
+    report = check_report(load(None, sim))
+    assert "simulated" in report and "1,234" in report and "1,000" in report
 
 
 def test_a_folder_without_a_checkpoint_is_refused():

@@ -7,7 +7,7 @@ from glm53d.config import Config, Parallel, World
 from glm53d.errors import StartError
 from glm53d.ipc.records import BIAS
 from glm53d.sched.limits import Limits
-from glm53d.worker.main import check_batch_ring, largest_batch
+from glm53d.worker.room import check_batch_ring, largest_batch
 from tests.helpers.sched_world import SchedWorld
 
 GLM = Limits(

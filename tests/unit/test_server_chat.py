@@ -354,6 +354,18 @@ async def test_two_requests_may_carry_one_rid_and_both_are_served(client):
     assert (bad.status, bad.error["param"]) == (400, "X-Request-Id")
 
 
+@pytest.mark.parametrize(
+    ("path", "sent", "status"),
+    [(CHAT, {"messages": 5}, 400), ("/nowhere", {}, 404), ("/tokenize", {"prompt": "a"}, 200)],
+)
+async def test_every_answer_has_an_id_the_clients_own_if_it_gave_one(client, path, sent, status):
+    answer = await client.post(path, sent, {"X-Request-Id": "mine"})
+    assert (answer.status, answer.headers["X-Request-Id"]) == (status, "mine")
+    fresh = [(await client.post(path, sent)).headers["X-Request-Id"] for _ in range(2)]
+    assert len(set(fresh)) == 2
+    assert (await client.post(path, sent, {"X-Request-Id": "two words"})).headers["X-Request-Id"] != "two words"
+
+
 async def test_the_openai_sdk_reads_the_plain_answer(client):
     async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as sdk:
         answer = await sdk.chat.completions.create(model="nano", messages=HI, reasoning_effort="high")

@@ -62,7 +62,8 @@ inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoSt
 inline constexpr uint32_t kHelper = 64;
 // Only ids that logit_bias names are sampled.
 inline constexpr uint32_t kOnlyBiased = 128;
-// BatchRecord rows' flags: the row's last token is sampled; the row's one input id is the slot's last sampled id.
+// BatchRecord rows' flags: the row's last token is sampled; the row's first input id is the slot's last
+// sampled id, and drafts are the others.
 inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
 // Request ring. Tail: int32 prompt_ids[num_prompt_ids], int32 output_ids[num_output_ids] (already emitted, a resumed
@@ -209,7 +210,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, num_bias)        /* of all table rows */                   \
   F(uint32_t, num_said)        /* of all table rows */                   \
   F(uint32_t, attn_dp_size)                                              \
-  F(uint32_t, mode)            /* attention: 0 dp, 1 tp, 2 cp */         \
+  F(uint32_t, mode)            /* attention: 0 dp, 2 cp */               \
   F(uint32_t, num_top_logprobs) /* num_rows, or 0: no row asks */        \
   F(uint32_t, num_targets)     /* num_tokens, or 0: no prompt asks */    \
   F(uint32_t, num_moves)                                                 \

@@ -1,4 +1,4 @@
-// What each slot has said so far: prompt and output ids. Owned by the scheduler, one thread.
+// What each slot has said since it was admitted. Owned by the scheduler, one thread.
 //
 // A request that is retracted, or whose finished pages are hashed for the tree, needs its ids again; a Python list per
 // request would cost the step one append per row.
