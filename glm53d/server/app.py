@@ -110,6 +110,11 @@ class HttpServer:
             load_certificate(self._tls, server)
         self._runner.app[exchange.SERVICE].keys = keys
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are being read, worked on or answered."""
+        return self._runner.app[exchange.SERVICE].num_open
+
     async def stop(self) -> None:
         """Close the port, then the connections. Whoever drains does so before: what still runs soon is cancelled."""
         self._sockets.close()
@@ -134,6 +139,20 @@ async def serve(engine: Engine, config: Config) -> HttpServer:
 
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """From the head to the last byte of the answer a request is open: a drain waits for it."""
+    service = request.app[exchange.SERVICE]
+    service.num_open += 1
+    try:
+        response = await _answer(request, handler)
+        if not response.prepared:  # a plain one, which aiohttp would write behind all middlewares
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+    finally:
+        service.num_open -= 1
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Check the key, turn any error into a body, count the request."""
     service, endpoint = request.app[exchange.SERVICE], exchange.endpoint(request)
     if (answer := cors.preflight(request, service.config.server.cors_origins)) is not None:

@@ -43,6 +43,7 @@ class Service:
     config: Config
     metrics: Metrics
     keys: Keys  # others after a SIGHUP
+    num_open: int = 0  # requests that are being read, worked on or answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,11 @@ def rank_main(spec: RankSpec) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on: it drains, then tells us
     logs.setup(spec.config.log.level, f"rank {spec.rank}")
-    if spec.config.world.pin_cpus:
-        os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank]})
     report = Report(spec, spec.channels.board())
     runner: Runner | None = None
     try:
+        if spec.config.world.pin_cpus:
+            os.sched_setaffinity(0, {spec.config.world.pin_cpus[spec.rank]})
         gc.disable()  # as in __main__
         runner = make_runner(spec)
         gc.freeze()
@@ -180,11 +180,10 @@ def make_compiler(spec: RankSpec) -> Compiler:
 def lead(
     spec: RankSpec, report: Report, runner: Runner, limits: Limits, compiler: Compiler, stored: np.ndarray
 ) -> None:
-    """Wait until every follower has loaded, then run the node."""
+    """Wait until every follower has loaded, then run the node: only then is it ready."""
     ends = spec.channels.leader_ends()
     for rank in range(1, spec.config.parallel.tp_size):
         wait_loaded(ends.board, rank, limits, spec.config.world.start_timeout_s)
-    report.set(state=RankState.RUNNING)
     grammar = spec.config.grammar
     compiling, masking = ThreadPool(grammar.processes, "compile"), ThreadPool(grammar.threads, "mask")
     grammars = Grammars(compiler, compiling, masking, grammar.max_cached, LLExecutor(grammar.threads))
@@ -205,6 +204,7 @@ def lead(
         masking,
         publish_kv,
     )
+    report.set(state=RankState.RUNNING)
     try:
         leader.run()
     finally:

@@ -5,6 +5,7 @@ indexers and the down-projections to latents stand on every rank. A latent has n
 attention group stores the KV of all the group's requests.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -107,6 +108,12 @@ def weight_bytes(model: ModelConfig, config: Config, *, mtp: bool, as_stored: bo
     in the checkpoint.
     """
     return _Shard(model, config, as_stored).total(mtp)
+
+
+def check_cpus(config: Config) -> None:
+    """Raise ConfigError unless ranks may run on the CPUs that they are to be pinned to, on this machine."""
+    if strange := sorted(set(config.world.pin_cpus) - (ours := os.sched_getaffinity(0))):
+        raise ConfigError(f"world.pin_cpus names CPU {strange[0]}; this process may use {sorted(ours)}")
 
 
 def check_report(config: Config) -> str:

@@ -25,7 +25,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import uvloop
 
 from glm53d.chat.jinja import Choice, choose
@@ -40,12 +39,12 @@ from glm53d.ipc.board import Board
 from glm53d.ipc.channels import Channels
 from glm53d.ipc.records import RankState
 from glm53d.sched.limits import TokenIds
-from glm53d.server.app import serve
+from glm53d.server.app import HttpServer, serve
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
 from glm53d.worker.main import RankSpec, rank_main
 from glm53d.world.checkpoint import Checkpoint, read_checkpoint
-from glm53d.world.plan import layout
+from glm53d.world.plan import check_cpus, layout
 from glm53d.world.reload import reload
 from glm53d.world.storage import Storage
 
@@ -82,6 +81,7 @@ def run(config: Config, read: Callable[[], Config]) -> int:
     """
     sys.setswitchinterval(GIL_SWITCH_S)
     _raise_fd_limit(config.server.max_requests)
+    check_cpus(config)
     checkpoint = read_checkpoint(config)
     vocab = Vocab.load(checkpoint.tokenizer)
     template = choose(
@@ -148,7 +148,7 @@ class Daemon:
                     continue
                 if event is Event.SIGNAL:
                     log.info("%s: draining", message)
-                failure = message if event is Event.FAILED else await self._drain(engine)
+                failure = message if event is Event.FAILED else await self._drain(engine, site)
                 if failure is not None:
                     log.error("the daemon ends: %s", failure)
                     self._health.become(State.UNHEALTHY, failure)
@@ -212,13 +212,13 @@ class Daemon:
             self._checkpoint.models[0], len(rows), rows["num_pages"].min(), rows["page_size"].min(), longest,
         )  # fmt: skip
 
-    async def _drain(self, engine: Engine) -> str | None:
-        """Refuse new work, let running requests finish until time is up or a second signal comes; what is left gets an
-        error event. Returns why the ranks failed, if they did. [F-A6]
+    async def _drain(self, engine: Engine, site: HttpServer) -> str | None:
+        """Refuse new work, let running requests finish, to the last byte of their answers, until time is up or a second
+        signal comes; what is left gets an error event. Returns why the ranks failed, if they did. [F-A6]
         """
         self._health.become(State.DRAINING)
         deadline = time.monotonic() + self._config.server.drain_timeout_s
-        while len(engine.table) and time.monotonic() < deadline:
+        while (len(engine.table) or site.num_open) and time.monotonic() < deadline:
             if self._events.empty():
                 await asyncio.sleep(0.02)
                 continue
@@ -227,8 +227,8 @@ class Daemon:
                 return message
             if event is Event.SIGNAL:
                 break
-        if len(engine.table):
-            log.warning("%d request(s) did not finish in time", len(engine.table))
+        if num_left := max(len(engine.table), site.num_open):
+            log.warning("%d request(s) did not finish in time", num_left)
             engine.fail_all(NotReady("The server is shutting down."))
         return None
 
@@ -309,8 +309,7 @@ class Ranks:
                 if fd in by_fd:
                     poll.unregister(fd)
                     self._died(by_fd[fd], board)
-            # Named, not compared: FAILED is beyond LOADED too, and a rank's exit comes seconds behind its last words.
-            if loading and np.isin(board.ranks()["state"], (RankState.LOADED, RankState.RUNNING)).all():
+            if loading and (board.ranks()["state"] == RankState.RUNNING).all():
                 loading = False
                 shutil.rmtree(rendezvous)  # all have met; if we are killed from here on, nothing of it is left
                 self._tell(Event.LOADED, "")

@@ -199,6 +199,41 @@ async def test_a_stream_that_does_not_finish_in_time_gets_an_error_event_and_an_
         assert daemon.process.wait(30) == 0
 
 
+async def test_an_answer_is_written_to_its_end_before_a_drained_daemon_ends(log):
+    """Its generation is over, if it had one, but its client reads slowly."""
+    with running("sim.max_context_len=1_000_000", "sim.num_pages=20_000", config="sim.toml", log=log) as daemon:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            slow.connect(("127.0.0.1", daemon.port))
+            slow.settimeout(60)
+            body = json.dumps({"prompt": " a" * 2_000_000}).encode()
+            slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            got = slow.recv(1 << 16)
+            daemon.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(2)
+            while piece := slow.recv(1 << 16):
+                got += piece
+        head, _, answer = got.partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(answer)}".encode() in head and len(json.loads(answer)["tokens"]) == 2_000_000
+        assert daemon.process.wait(30) == 0
+
+
+async def test_a_body_that_is_half_sent_when_a_drain_begins_is_refused_and_not_cut_off(log):
+    with running(config="sim.toml", log=log) as daemon:
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        body = json.dumps(CHAT).encode()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(body[:10])
+        await asyncio.sleep(0.2)
+        daemon.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(1)
+        writer.write(body[10:])
+        assert await reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+        assert b'"type"' in await reader.read()
+        writer.close()
+        assert daemon.process.wait(30) == 0
+
+
 async def test_a_second_signal_ends_a_drain(log):
     with running(*SLOW, config="sim.toml", log=log) as daemon:
         async with (
@@ -311,6 +346,23 @@ async def test_the_port_answers_before_the_ranks_have_loaded(log):
                 assert refused.status == 503 and "Retry-After" in refused.headers
     finally:
         daemon.kill_all()
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "why"),
+    [
+        ("world.pin_cpus=[9999]", 2, "world.pin_cpus names CPU 9999; this process may use"),
+        ("kv_events.endpoint=tcp://192.0.2.1:5557", 1, "rank 0 has ended: StartError: kv_events: cannot bind"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_said_in_one_line_and_the_daemon_never_ready(override, code, why, log):
+    daemon = Daemon(override, config="sim.toml", log=log, wait=False)
+    try:
+        assert daemon.process.wait(120) == code
+    finally:
+        daemon.kill_all()
+    said = log.read_text()
+    assert why in said and "ready:" not in said and "Traceback" not in said
 
 
 def test_a_tokenizer_that_cannot_be_loaded_ends_the_start_at_once_as_wrong_files_do(log, tmp_path):
