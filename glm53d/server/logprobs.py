@@ -116,8 +116,10 @@ class Legacy:
         return {self.names.text(id): logprob for id, logprob in [*token.top, (token.id, token.logprob)]}
 
     def _offset(self, token: TokenLogprob) -> int:
-        at = self.num_chars
-        self.num_chars += len(self._decoder.decode(self.names.adds(token)))
+        data = self.names.adds(token)
+        is_cut = bool(data) and bool(self._decoder.getstate()[0]) and data[0] & 0xC0 != 0x80
+        at = self.num_chars + is_cut  # a character that has no end is one U+FFFD
+        self.num_chars += len(self._decoder.decode(data))
         return at
 
 

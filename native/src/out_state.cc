@@ -40,7 +40,8 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes, std::span
     ids_.push_back(id);
     ids_reasoning_ += phase == kReasoning;
   }
-  release(raw_.size() - std::min(held_bytes, raw_.size()));
+  held_bytes_ = std::min(held_bytes, raw_.size());
+  release(raw_.size() - held_bytes_);
   return unknown;
 }
 
@@ -141,6 +142,9 @@ void OutState::append_text(Append&& append) {
 }
 
 void OutState::finish(bool stopped) {
+  // A piece that is kept back whole for its end alone: what stands before a stop string inside it is text.
+  if (!marks_.empty() && marks_.front().is_piece && marks_.front().after == leaving_)
+    append(std::string_view(raw_).substr(0, raw_.size() - held_bytes_));
   raw_.clear();
   marks_.clear();
   append_text([this](std::string& out) { utf8_finish(utf8_, out); });

@@ -145,6 +145,21 @@ static void a_token_comes_behind_the_text_that_its_bytes_complete() {
   CHECK(pieces(out) == "<0>|");
 }
 
+static void of_a_tag_in_which_a_stop_string_begins_the_rest_is_text() {
+  for (const bool in_python : {false, true}) {
+    OutSpec spec = framed();
+    spec.starts_in_reasoning = false;
+    spec.all_python = !in_python;
+    OutState out(vocab(), markup(), spec);
+    feed(out, {kToolCall, kA});
+    pieces(out);
+    feed(out, {kArgKey}, 5);  // "_key>"
+    CHECK(pieces(out).empty());
+    out.finish(true);
+    CHECK(pieces(out) == "<arg|");
+  }
+}
+
 int main() {
   a_phase_is_entered_and_left_once();
   a_turn_without_text_enters_and_leaves_only_where_it_began();
@@ -153,4 +168,5 @@ int main() {
   a_character_does_not_go_on_behind_a_tag();
   all_python_hands_over_every_phase();
   a_token_comes_behind_the_text_that_its_bytes_complete();
+  of_a_tag_in_which_a_stop_string_begins_the_rest_is_text();
 }

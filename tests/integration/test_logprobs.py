@@ -150,3 +150,17 @@ async def test_the_openai_sdk_reads_them(sim):
     assert [t for c in chunks if c.logprobs for t in c.logprobs.content] == plain.choices[0].logprobs.content
     text = await client.completions.create(model="glm-5.3", prompt=PROMPT, echo=True, logprobs=1, max_tokens=5)
     assert len(text.choices[0].logprobs.tokens) == text.usage.total_tokens
+
+
+@pytest.mark.parametrize(
+    ("stop", "trim", "text"), [("_", True, "<tool"), ("o", False, "<to"), ("ll>", True, "<tool_ca"), ("<", True, "")]
+)
+async def test_a_stop_string_may_begin_inside_an_added_token(nano, http, stop, trim, text):
+    """There the token is text like any other, streamed or not."""
+    (call,) = (await post(http, nano, "/tokenize", {"prompt": "<tool_call>"}))["tokens"]
+    body = {"prompt": "x", "allowed_token_ids": [call], "max_tokens": 3, "temperature": 0, "stop": [stop]}
+    for logprobs in (None, 0):
+        asked = body | {"logprobs": logprobs, "no_stop_trim": not trim}
+        plain, got = await post(http, nano, TEXT, asked), await stream(http, nano, TEXT, asked)
+        assert plain["choices"][0]["text"] == text and plain["choices"][0]["matched_stop"] == stop
+        assert "".join(chunk["choices"][0]["text"] for chunk in got) == text

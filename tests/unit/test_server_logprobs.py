@@ -298,6 +298,7 @@ def test_a_part_of_a_character_is_spelled_by_its_bytes_and_stands_where_the_char
     lists = Legacy(names).of([logprob_of(i, 0) for i in (0, 1, 2)])
     assert lists["tokens"] == ["bytes:\\x61\\xe4", "bytes:\\xbd\\xa0\\x62", "c"]
     assert lists["text_offset"] == [0, 1, 3]
+    assert Legacy(names).of([logprob_of(i, 0) for i in (0, 2, 2)])["text_offset"] == [0, 2, 3], "behind a U+FFFD"
     assert msgspec.json.decode(names.entry(logprob_of(1, 0)))["bytes"] == [0xBD, 0xA0, 0x62]
 
 

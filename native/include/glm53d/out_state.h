@@ -58,7 +58,7 @@ class OutState {
   // Hand over so many of the prompt's tokens; rows as in feed().
   void feed_prompt(size_t num_tokens, std::span<const Logprob> logprobs);
 
-  // Nothing more comes: what is kept back is dropped, a character that has begun becomes U+FFFD. A turn that stopped by
+  // Nothing more comes: the held bytes are dropped, a character that has begun becomes U+FFFD. A turn that stopped by
   // itself and never ended its thinking was all answer [F-F1].
   void finish(bool stopped);
 
@@ -114,6 +114,7 @@ class OutState {
   Phase arriving_;        // of the next id
   Phase leaving_;         // of the next byte that leaves raw_; never ahead of arriving_
   std::string raw_;
+  size_t held_bytes_ = 0;  // at its end
   std::vector<Mark> marks_;  // in raw_, ascending
   std::vector<Token> tokens_;  // not handed over; the first num_left_ have left raw_
   size_t num_left_ = 0;
