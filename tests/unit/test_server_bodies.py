@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from glm53d.server.body import LARGE
 from tests.helpers.http import Client, client_of_fake_engine, raw_post
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -417,6 +418,25 @@ async def test_a_body_over_the_limit_is_413_by_its_length_and_by_its_bytes():
         reader, writer = await client.open(chunked)
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
         writer.close()
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "unknown"])
+@pytest.mark.parametrize(
+    ("value", "number"), [('"a"', 300_000), ("[]", 600_000), ('{"b":1}', 600_000), ("1", 5_000_000)]
+)
+async def test_a_large_body_of_too_many_values_is_refused_before_they_are_made(client, field, value, number):
+    """F-G4. They would take seconds, in which no stream goes on, and two hundred times the memory."""
+    values = ",".join([value] * number)
+    body = f'{{"messages": [{{"role": "user", "content": "a"}}], "{field}": [{values}]}}'.encode()
+    answer = await client.post(CHAT, body)
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+    assert "the limit is" in answer.error["message"]
+
+
+async def test_a_large_text_is_taken_whatever_it_consists_of(client):
+    text = json.dumps({"a": [1, {"b": "\\"}]}) * 40_000
+    assert len(json.dumps(text)) > LARGE
+    assert (await client.post(CHAT, {"messages": [{"role": "user", "content": text}]})).status == 200
 
 
 async def test_a_body_that_does_not_come_is_408_and_the_connection_ends():
