@@ -24,12 +24,9 @@ from bench.nano import toolbox, values
 from bench.nano.data import sample
 from bench.nano.values import SYLLABLES
 from glm53d.chat.template import Template
+from glm53d.text.cuts import PATTERN
 
 NUM_BASE = 2000
-PRE_TOKENIZER_REGEX = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 SPECIAL = (
     "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|> "
     "<|begin_of_image|> <|end_of_image|> <|begin_of_video|> <|end_of_video|> <|begin_of_audio|> <|end_of_audio|> "
@@ -130,7 +127,7 @@ def train() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PRE_TOKENIZER_REGEX), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from glm53d.errors import StartError
@@ -29,6 +30,13 @@ def host_pages(host_bytes: int, page_bytes: int) -> int:
     if host_bytes and host_bytes < page_bytes:
         raise StartError(f"cache.host_bytes {host_bytes} does not hold one page of {page_bytes} bytes")
     return host_bytes // page_bytes
+
+
+def available_bytes() -> int:
+    """Of the machine's memory, what can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(available.split()[1]) * 1024
 
 
 class Runner(Protocol):

@@ -10,7 +10,6 @@ runs at a time.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from glm53d.errors import EngineError, StartError
 from glm53d.ipc.mailbox import MailboxEnds, Signals
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
+from glm53d.runner.base import available_bytes
 
 SPIN_NS = 20_000
 ID_BYTES = 8
@@ -123,13 +123,6 @@ def meet(mailbox: Mailbox, rank: int, num_ranks: int, timeout_s: float | None = 
         signal.tell()
     for signal in others:
         signal.wait(timeout_s)
-
-
-def available_bytes() -> int:
-    """Of the machine's memory, what can be had without swapping."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(line for line in lines if line.startswith("MemAvailable:"))
-    return int(available.split()[1]) * 1024
 
 
 def check_fits(num_bytes: int, num_ranks: int = 1) -> None:

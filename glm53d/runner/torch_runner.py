@@ -24,11 +24,11 @@ from glm53d.model.step import Step, last_tokens, plan_split, plan_step
 from glm53d.model.weights import Checkpoint
 from glm53d.nano.weights import nano_folder
 from glm53d.runner import logprobs
-from glm53d.runner.base import Loaded, Progress, host_pages
+from glm53d.runner.base import Loaded, Progress, available_bytes, host_pages
 from glm53d.runner.cuda_ipc import CudaDriver, CudaMailbox, Driver, Upload
 from glm53d.runner.graphs import Backend, CudaGraphs, Graphs, SlotState
 from glm53d.runner.kv_copy import KvCopies
-from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox, available_bytes, check_fits
+from glm53d.runner.mailbox import IdExchange, Mailbox, PeerPages, ShmMailbox, check_fits
 from glm53d.runner.masks import Masks
 from glm53d.runner.rows import Rows, within
 from glm53d.runner.sampler import Sampler

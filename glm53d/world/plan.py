@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from glm53d.config import AUTO_CONTEXTS, KEPT_BYTES, KEPT_SHARE, Config
-from glm53d.errors import ConfigError
+from glm53d.errors import ConfigError, StartError
 from glm53d.model.config import GLM_5_3, ModelConfig, refuse_unfit
 from glm53d.model.layout import Layout
-from glm53d.runner.base import Loaded, host_pages
+from glm53d.runner.base import Loaded, available_bytes, host_pages
 from glm53d.sched.limits import TokenIds
 from glm53d.text.vocab import Vocab
 from glm53d.worker.room import check_rings, limits_of
@@ -176,7 +176,7 @@ def _layouts(model: ModelConfig, config: Config, memory_bytes: int) -> list[str]
         parallel = msgspec.structs.replace(config.parallel, attn_dp_size=pools)
         try:
             plans[pools] = memory_plan(model, msgspec.structs.replace(config, parallel=parallel), memory_bytes, mtp=mtp)
-        except ConfigError as error:
+        except StartError as error:
             refused[pools] = error.message
     mine = config.parallel.attn_dp_size
     kinds = "".join(f"{name:>7}" for name in CONTEXTS)
@@ -224,8 +224,7 @@ def _memory(config: Config) -> tuple[int, str]:
     """The memory to plan with, and what it is."""
     if config.engine.device == "cuda":
         return H200_BYTES, "assumed, an H200"
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    available = int(re.findall(r"MemAvailable: +(\d+) kB", meminfo)[0]) << 10
+    available = available_bytes()
     share = f"a quarter of the {_size(available)} free now"
     tp_size = config.parallel.tp_size
     return available // 4 // tp_size, share if tp_size == 1 else f"its part of {share}"
@@ -262,16 +261,14 @@ class _Shard:
         on_gpu = config.engine.device == "cuda"
         self._block = model.quantization_config.weight_block_size if on_gpu and model.quantization_config else None
         self._itemsize = _itemsize(config)
-        tp_size, ep_size = config.parallel.tp_size, config.parallel.ep_size
-        attn_tp_size = tp_size // config.parallel.attn_dp_size
-        self._heads = _share("num_attention_heads", model.num_attention_heads, attn_tp_size)
-        self._dense = _share("intermediate_size", model.intermediate_size, attn_tp_size)
-        self._shared = _share(
-            "shared experts' width", model.moe_intermediate_size * model.n_shared_experts, attn_tp_size
-        )
-        self._experts = _share("n_routed_experts", model.n_routed_experts, ep_size)
-        self._expert = _share("moe_intermediate_size", model.moe_intermediate_size, tp_size // ep_size)
-        self._vocab = -(-model.vocab_size // tp_size)
+        place = layout(config)[0]  # its parts begin at 0
+        self._heads = place.attn_part("num_attention_heads", model.num_attention_heads).stop
+        self._dense = place.attn_part("intermediate_size", model.intermediate_size).stop
+        shared = model.moe_intermediate_size * model.n_shared_experts
+        self._shared = place.attn_part("shared experts' width", shared).stop
+        self._experts = place.expert_part(model.n_routed_experts).stop
+        self._expert = place.expert_width_part(model.moe_intermediate_size).stop
+        self._vocab = place.vocab_shard(model.vocab_size)
 
     def total(self, mtp: bool) -> int:
         model = self._model
@@ -315,12 +312,6 @@ class _Shard:
 
     def _plain(self, count: int) -> int:
         return count * self._itemsize
-
-
-def _share(name: str, count: int, size: int) -> int:
-    if count % size:
-        raise ConfigError(f"this layout splits {name} over {size} ranks, which does not divide {count}")
-    return count // size
 
 
 def _itemsize(config: Config) -> int:

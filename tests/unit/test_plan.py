@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glm53d.config import KEPT_BYTES, KEPT_SHARE, Config, load
-from glm53d.errors import CheckpointError, ConfigError, StartError
+from glm53d.errors import CheckpointError, StartError
 from glm53d.model.config import GLM_5_3
 from glm53d.world.plan import CONTEXTS, H200_BYTES, check_report, kv_bytes_per_token, layout, memory_plan, weight_bytes
 
@@ -131,7 +131,7 @@ def test_what_ranks_would_refuse_when_they_have_loaded_the_report_refuses(config
 
 def test_a_layout_that_does_not_divide_the_model_is_refused():
     sizes = ["parallel.tp_size=24", "parallel.attn_dp_size=1", "parallel.ep_size=24"]
-    with pytest.raises(ConfigError, match="splits num_attention_heads over 24 ranks"):
+    with pytest.raises(StartError, match="splits num_attention_heads over 24 ranks"):
         weight_bytes(GLM_5_3, h200x8(*sizes), mtp=False)
 
 
