@@ -24,7 +24,8 @@ from glm53d.runner.graphs import Eager
 from glm53d.runner.torch_runner import TorchRunner
 from glm53d.sched.grammar import Grammars
 from glm53d.worker.leader import merge
-from glm53d.worker.main import stored_pages, tier_limits
+from glm53d.worker.main import stored_pages
+from glm53d.worker.room import tier_limits
 from tests.helpers.sched_world import SchedWorld
 
 TIMEOUT_S = 120
