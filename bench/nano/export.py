@@ -1,9 +1,10 @@
 """A training checkpoint -> a folder in the official FP8 format, ready to be served.
 
-    python -m bench.nano.export WORK_FOLDER OUT_FOLDER [--plain]
+    python -m bench.nano.export WORK_FOLDER OUT_FOLDER [--plain] [--mean OTHER_CHECKPOINT SHARE]
 
 Linears are e4m3 in blocks of 128 x 128 with their factors beside them, all else is BF16, the router's bias F32. --plain
-writes everything as F32: what FP8 is compared with. SHA256SUMS covers what the folder's other files hold.
+writes everything as F32: what FP8 is compared with. --mean takes the mean with an earlier checkpoint of the run, of
+which it has that share: it is better than either. SHA256SUMS covers what the folder's other files hold.
 """
 
 import argparse
@@ -110,8 +111,12 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--mean", nargs=2, metavar=("OTHER", "SHARE"))
     args = parser.parse_args()
     state = torch.load(args.work / "train.pt")["model"]
+    if args.mean:
+        other, share = torch.load(args.mean[0])["model"], float(args.mean[1])
+        state = {name: torch.lerp(tensor, other[name], share) for name, tensor in state.items()}
     write(state, args.work / "tokenizer", args.out, plain=args.plain)
 
 

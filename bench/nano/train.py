@@ -1,6 +1,6 @@
 """Trains the nano model on CPU cores, one process each. Interrupted, the same command goes on from its checkpoint.
 
-    python -m bench.nano.train WORK_FOLDER [--steps 7400] [--ranks 2]
+    python -m bench.nano.train WORK_FOLDER [--steps 8200] [--ranks 2]
 
 WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
 --steps, which may change between runs as long as the phase does not:
@@ -34,7 +34,7 @@ from glm53d.model.config import ModelConfig
 
 TOKENS = 2048  # of a batch, per rank
 MUON_LR, ADAM_LR, WARMUP = 0.01, 3e-3, 50
-ALL_FROM, FALL_FROM, MTP_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.5
+ALL_FROM, FALL_FROM, MTP_FROM, LATE_FROM = 0.2, 0.25, 0.45, 0.45
 SHORT, DRILLS, LATE_DRILLS = 384, 0.3, 0.05
 OTHERS_WEIGHT = 0.5
 MTP_WEIGHT = 0.3
@@ -244,7 +244,7 @@ def _rank(rank: int, folder: Path, ranks: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=7400)
+    parser.add_argument("--steps", type=int, default=8200)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
     (args.folder / "meet").unlink(missing_ok=True)
