@@ -287,13 +287,12 @@ class _Text:
         said = self.find(text, source, source_form) if source else None
         if found is None:
             return where[0]
-        if said is not None:
-            (start, stop), (first, last) = found, said
-            ours, theirs = self._same[start:stop], self._same[first:last]
-            number = min(len(ours), len(theirs))
-            alike = int(np.append(ours[:number] == theirs[:number], False).argmin())
-            is_whole = alike == len(ours) == len(theirs)
-            self.copied[start - 1 : start - 1 + alike + is_whole] = range(first, first + alike + is_whole)
+        for token, place in zip(range(*found), range(*said) if said else (), strict=False):
+            if self._same[token] != self._same[place]:
+                return found[1]
+            self.copied[token - 1] = place
+        if said is not None and found[1] - found[0] == said[1] - said[0]:
+            self.copied[found[1] - 1] = said[1]
         return found[1]
 
     def look(self, text: str, where: Span, at: str, source: Span) -> int:
