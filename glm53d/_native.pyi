@@ -293,9 +293,6 @@ class TierIndex:
     def find(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """Their entries; -1 of those that are not there."""
 
-    def touch(self, entries: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """These are last used, the last of them latest."""
-
     def add(self, hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C', device='cpu', writable=False)], filling: bool) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint64], dict(shape=(None, 2))]]:
         """
         Make room for pages: (their entries, the hashes dropped for them).
@@ -474,9 +471,6 @@ class TokenLog:
     """
 
     def __init__(self, max_slots: int) -> None: ...
-
-    def reset(self, slot: int, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """A new request takes the slot; ids are all it has so far."""
 
     def advance(self, slots: NDArray, counts: NDArray, ids: NDArray, seq_len: NDArray, num_output: NDArray, token_ns: NDArray, now_ns: int) -> tuple[int, int]:
         """

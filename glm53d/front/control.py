@@ -53,14 +53,10 @@ class Control:
     def answered(self, payload: bytes) -> None:
         """A result record has come. One behind its caller's deadline tells of a change as well."""
         result = np.frombuffer(payload, CONTROL_RESULT, 1)[0]
-        if not result["failed"] and result["op"] in (ControlOp.PAUSE, ControlOp.CONTINUE):
+        if result["op"] in (ControlOp.PAUSE, ControlOp.CONTINUE):
             self.is_paused = bool(result["op"] == ControlOp.PAUSE)
         future = self._waiting.pop(int(result["call_id"]), None)
-        if future is None or future.done():
-            return
-        if result["failed"]:
-            future.set_exception(EngineError(f"The ranks could not do {ControlOp(int(result['op'])).name}."))
-        else:
+        if future is not None and not future.done():
             future.set_result(int(result["value"]))
 
     def fail_all(self, error: EngineError) -> None:

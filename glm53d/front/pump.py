@@ -30,7 +30,7 @@ class OutputPump:
         self.stats = self._pump.stats
 
     def start(self, on_wake: Callable[[], None]) -> None:
-        """Begin, once. The running loop calls on_wake whenever take() has something, and when writer_gone turns."""
+        """Begin, once. The running loop calls on_wake whenever take() has something, and when no more will come."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pump.fileno(), on_wake)
         self._pump.start()
@@ -44,10 +44,6 @@ class OutputPump:
 
     @property
     def corrupt(self) -> bool:
-        """writer_gone, because what lies in the ring cannot be read."""
+        """No more output will come, because what lies in the ring cannot be read."""
         return self._pump.corrupt
 
-    @property
-    def writer_gone(self) -> bool:
-        """No more output will come: the leader is gone, or what lies in its ring cannot be read."""
-        return self._pump.writer_gone

@@ -680,7 +680,6 @@ class Scheduler:
         req.admitted_ns = req.admitted_ns or now_ns
         slot = self.slots.take(req, self._max_output(req))
         self.slots.prefix_len[slot] = self.slots.computed_len[slot] = cached
-        self.log.reset(slot, np.empty(0, np.int32))
         if (budget := req.head["thinking_budget"]) >= 0 and req.head["grammar_kind"] != GrammarKind.FROM_START:
             said = req.tokens[req.num_prompt_ids :]
             left = -1 if self.ends_thinking(slot, said).any() else max(0, budget - len(said))

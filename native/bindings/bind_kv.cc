@@ -78,10 +78,6 @@ void bind_index(nb::module_& m) {
           "find",
           [](const CheckedIndex& self, const Hashes& hashes) { return to_numpy<int32_t>(self.index.find(run(hashes))); },
           nb::arg("hashes").noconvert(), "Their entries; -1 of those that are not there.")
-      .def(
-          "touch",
-          [](CheckedIndex& self, const Array1<int32_t>& entries) { self.index.touch(self.entries(entries, false)); },
-          nb::arg("entries").noconvert(), "These are last used, the last of them latest.")
       .def("add", &add, nb::arg("hashes").noconvert(), nb::arg("filling"),
            "Make room for pages: (their entries, the hashes dropped for them).\n\n"
            "An entry is -1 where the page is there or on its way, and so last used now; or all others are pinned: then\n"

@@ -153,12 +153,6 @@ void bind_sched(nb::module_& m) {
 
   nb::class_<TokenLog>(m, "TokenLog", "The ids that each slot's request has put out since it was admitted. One owner, one thread.")
       .def(nb::init<size_t>(), nb::arg("max_slots"))
-      .def(
-          "reset", [](TokenLog& log, int64_t slot, const Array1<int32_t>& ids) {
-            check_slot(log, slot);
-            log.reset(slot, view(ids));
-          },
-          nb::arg("slot"), nb::arg("ids").noconvert(), "A new request takes the slot; ids are all it has so far.")
       .def("advance", &advance, nb::arg("slots").noconvert(), nb::arg("counts").noconvert(), nb::arg("ids").noconvert(),
            nb::arg("seq_len").noconvert(), nb::arg("num_output").noconvert(), nb::arg("token_ns").noconvert(), nb::arg("now_ns"),
            nb::sig("def advance(self, slots: NDArray, counts: NDArray, ids: NDArray, seq_len: NDArray, num_output: NDArray, "

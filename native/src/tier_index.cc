@@ -64,14 +64,6 @@ void TierIndex::link_newest(int32_t entry) noexcept {
   newest_ = entry;
 }
 
-void TierIndex::touch(std::span<const int32_t> entries) noexcept {
-  for (const int32_t entry : entries) {
-    if (entries_[entry].pins > 0) continue;  // last used when it is let go
-    unlink(entry);
-    link_newest(entry);
-  }
-}
-
 void TierIndex::forget(int32_t entry) noexcept {
   int32_t* at = &bucket(entries_[entry].hash);
   while (*at != entry) at = &entries_[*at].next;

@@ -29,7 +29,6 @@ static void whatever_is_called_the_books_balance(uint64_t seed) {
       case 1:
         for (const int32_t entry : index.find(hashes)) {
           if (entry == TierIndex::kNone) continue;
-          index.touch({&entry, 1});
           index.pin({&entry, 1});
           pinned.push_back(entry);
         }

@@ -44,8 +44,9 @@ def test_what_leaves_is_the_first_token_then_every_interval_or_all_that_is_unsen
     interval = np.array([i for _, _, i in drawn], np.int64)
     log, heads = TokenLog(len(drawn)), np.zeros(len(drawn), OUTPUT)
     heads["handle"] = np.arange(len(drawn)) + 100
-    for slot, n in enumerate(total):
-        log.reset(slot, np.arange(n, dtype=np.int32) + 1000 * slot)
+    for slot, n in enumerate(total.tolist()):
+        said = np.arange(n, dtype=np.int32)[None] + 1000 * slot
+        log.advance(np.array([slot], np.int32), np.array([n], np.int32), said, *np.zeros((3, len(drawn)), np.int64), 0)
     slots = np.arange(len(drawn), dtype=np.int32)[::-1].copy()
     view = heads.view(np.uint8).reshape(len(heads), -1)
     left, got, ids = log.leaving(slots, total, sent, interval, view, 55, everything)

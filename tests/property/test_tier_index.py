@@ -63,14 +63,6 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
-    def touch(self, data):
-        page = data.draw(st.sampled_from(list(self.ready)))
-        self.index.touch(i32(self.ready[page]))
-        if page not in self.pins:
-            self.use(page)
-
-    @precondition(lambda self: self.ready)
-    @rule(data=st.data())
     def pin(self, data):
         page = data.draw(st.sampled_from(list(self.ready)))
         self.index.pin(i32(self.ready[page]))

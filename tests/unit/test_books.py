@@ -67,8 +67,8 @@ def test_books_name_a_lost_page_and_one_in_two_places():
 
 
 def test_a_token_log_appends_each_rows_accepted_ids_and_the_counts_grow():
-    log, seq_len, num_output, token_ns = TokenLog(3), np.array([5, 0, 2]), np.zeros(3, np.int64), np.array([0, 0, 40])
-    log.reset(2, i32(1, 2))
+    log, seq_len, num_output, token_ns = TokenLog(3), np.array([5, 0, 0]), np.array([0, 0, -2]), np.array([0, 0, 40])
+    log.advance(i32(2), i32(2), np.array([[1, 2]], np.int32), seq_len, num_output, token_ns, 40)
     ids = np.array([[3, -1], [8, 9]], np.int32)
     assert log.advance(i32(2, 0), i32(1, 2), ids, seq_len, num_output, token_ns, 100) == (3, 60)
     assert token_ns.tolist() == [100, 0, 100]

@@ -38,7 +38,7 @@ def ids(*values: int) -> np.ndarray:
         (records.PAGE_MOVE, 40, {"kind": 16, "id": 36}),
         (records.RESULT, 56, {"width": 36}),
         (records.LOAD_ROW, 360, {"pages_total": 56}),
-        (records.RANK_ROW, 632, {"phase": 88, "last_words": 120}),
+        (records.RANK_ROW, 624, {"phase": 80, "last_words": 112}),
     ],
 )
 def test_a_dtype_has_the_size_and_offsets_of_the_struct(dtype, size, offsets):

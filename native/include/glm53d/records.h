@@ -124,8 +124,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
 #define GLM53D_CONTROL_RESULT_RECORD(F, A) \
   F(uint64_t, call_id)                     \
-  F(uint32_t, op)                          \
-  F(uint32_t, failed)                      \
+  F(uint64_t, op)                          \
   F(uint64_t, value)
 
 // One id and the natural logarithm of its probability. Where tokens have logprobs, a token's are a row of them: its own,
@@ -302,7 +301,6 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint64_t, weight_bytes)                                              \
   F(uint64_t, init_ns)         /* seconds per phase, in ns: imports */   \
   F(uint64_t, load_ns)         /* weights */                             \
-  F(uint64_t, warmup_ns)                                                 \
   F(uint64_t, heartbeat_ns)                                              \
   A(char, phase, 32)                                                     \
   A(char, last_words, 512)     /* why it stopped, UTF-8, NUL-padded */
@@ -322,7 +320,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   X(BatchRecord, GLM53D_BATCH_RECORD, 80)                                \
   X(ResultRecord, GLM53D_RESULT_RECORD, 56)                              \
   X(LoadRow, GLM53D_LOAD_ROW, 360)                                       \
-  X(RankRow, GLM53D_RANK_ROW, 632)
+  X(RankRow, GLM53D_RANK_ROW, 624)
 
 #define GLM53D_FIELD(type, name) type name;
 #define GLM53D_ARRAY(type, name, n) type name[n];
@@ -337,7 +335,7 @@ GLM53D_RECORDS(GLM53D_STRUCT)
 
 static_assert(offsetof(GenerateRecord, num_prompt_ids) == 72 && offsetof(GenerateRecord, temperature) == 160);
 static_assert(offsetof(OutputRecord, inbox_ns) == 72 && offsetof(OutputRecord, held_bytes) == 28);
-static_assert(offsetof(LoadRow, pages_total) == 56 && offsetof(RankRow, phase) == 88);
+static_assert(offsetof(LoadRow, pages_total) == 56 && offsetof(RankRow, phase) == 80);
 
 inline constexpr size_t align8(size_t n) { return (n + 7) & ~size_t{7}; }
 

@@ -32,8 +32,6 @@ class TierIndex {
   size_t count(std::span<const Hash128> hashes) const noexcept;
   // The entries of hashes that are there, else kNone.
   std::vector<int32_t> find(std::span<const Hash128> hashes) const;
-  // Make entries last used, the last of them latest.
-  void touch(std::span<const int32_t> entries) noexcept;
 
   // Give hashes entries where they have none, dropping those least recently used, but none of these; the last hash is the
   // last that goes without. All are last used, in their order. filling: pinned once, and not found before settle().

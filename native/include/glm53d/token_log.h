@@ -15,9 +15,6 @@ class TokenLog {
 
   size_t max_slots() const noexcept { return slots_.size(); }
 
-  // A new request takes the slot. Keeps the slot's memory.
-  void reset(size_t slot, std::span<const int32_t> ids) { slots_[slot].assign(ids.begin(), ids.end()); }
-
   void append(size_t slot, std::span<const int32_t> ids) {
     slots_[slot].insert(slots_[slot].end(), ids.begin(), ids.end());
   }
