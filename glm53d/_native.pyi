@@ -3,6 +3,7 @@ Native parts of glm53d: shared memory, prefix tree, hashing, decoding and framin
 """
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -19,6 +20,36 @@ class RecordLayout:
     @property
     def fields(self) -> list[tuple[str, str, int]]:
         """(name, numpy format, offset) of each field, in order."""
+
+class RecordType(enum.IntEnum):
+    """What a ring record is."""
+
+    GENERATE = 1
+
+    ABORT = 2
+
+    CONTROL = 3
+
+    OUTPUT = 4
+
+    CONTROL_RESULT = 5
+
+    BATCH = 6
+
+    RESULT = 7
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; NONE while it goes on."""
+
+    NONE = 0
+
+    STOP = 1
+
+    LENGTH = 2
+
+    ABORT = 3
+
+    ERROR = 4
 
 def record_layouts() -> dict[str, RecordLayout]:
     """

@@ -1,6 +1,7 @@
 """Each shared-memory record as a numpy dtype, taken from native/include/glm53d/records.h: the single source. [R10]
 
-The module's names are made from the native lists, so a field added in records.h is here without an edit.
+The module's names are made from the native lists, so a field added in records.h is here without an edit. What native
+code passes on and does not look into has its meaning here alone: the kinds of controls and moves, and flags.
 """
 
 import struct
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from glm53d import _native
+from glm53d._native import FinishReason as FinishReason
+from glm53d._native import RecordType as RecordType
 
 
 def _dtype(name: str) -> np.dtype:
@@ -40,18 +43,6 @@ LOAD_ROW = _dtype("LoadRow")
 RANK_ROW = _dtype("RankRow")
 
 
-class RecordType(IntEnum):
-    """What a ring record is."""
-
-    GENERATE = 1
-    ABORT = 2
-    CONTROL = 3
-    OUTPUT = 4
-    CONTROL_RESULT = 5
-    BATCH = 6
-    RESULT = 7
-
-
 class ControlOp(IntEnum):
     """What a control record asks for. arg and value of its result, 0 where not said."""
 
@@ -64,14 +55,16 @@ class ControlOp(IntEnum):
 
 
 class MoveKind(IntEnum):
-    """What a page move does; records.h says what its numbers mean."""
+    """What a page move does. The first three are done before the next step begins, in this order; the others by a
+    thread, at any time.
+    """
 
-    SAVE = 1  # device -> host
-    LOAD = 2  # host -> device
-    PEER = 3  # another rank's device -> device
-    STORE = 4  # host -> file
-    FETCH = 5  # file -> host
-    DROP = 6  # the file goes
+    SAVE = 1  # device page source -> host page target, before the step writes any page
+    LOAD = 2  # host page source -> device page target
+    PEER = 3  # device page source of source_rank -> device page target
+    STORE = 4  # host page source -> file; by one rank of the group
+    FETCH = 5  # file -> host page target
+    DROP = 6  # the file goes; by one rank of the group, behind what it stored before
 
 
 class RankState(IntEnum):
@@ -88,16 +81,6 @@ class RankState(IntEnum):
 LOAD_PHASES = ("", "imports", "rendezvous", "script", "weights", "kv cache", "loaded")
 
 
-class FinishReason(IntEnum):
-    """Why a request ended; NONE while it goes on."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
-    ERROR = 4
-
-
 class GrammarKind(IntEnum):
     """GenerateRecord.grammar_kind: from where on the grammar holds."""
 
@@ -107,9 +90,14 @@ class GrammarKind(IntEnum):
 
 
 # GenerateRecord.flags
-IGNORE_EOS, PROBE, THINKING_FORCED, NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, HELPER = 1, 2, 4, 8, 16, 32, 64
-ONLY_BIASED, STOP_BEFORE_CALLS = 128, 256
-# Batch rows' flags
+IGNORE_EOS, PROBE, THINKING_FORCED = 1, 2, 4
+HELPER = 64  # a small request beside an agent's main one, such as its title: it goes behind others
+ONLY_BIASED = 128  # only ids that logit_bias names are sampled
+# How main makes text of the ids, and so what stop strings are looked for in: with the one that matched, without special
+# tokens, only what is behind the end of reasoning, and only what is before the first call.
+NO_STOP_TRIM, SKIP_SPECIAL, STOP_IN_CONTENT, STOP_BEFORE_CALLS = 8, 16, 32, 256
+# Batch rows' flags: the row's last token is sampled; its first input id is the slot's last sampled id, and drafts are
+# the others.
 ROW_SAMPLE, ROW_FEED = 1, 2
 
 

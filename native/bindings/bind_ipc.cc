@@ -450,6 +450,20 @@ void bind_ipc(nb::module_& m) {
   nb::class_<RecordLayout>(m, "RecordLayout", "One fixed struct of records.h.")
       .def_ro("size", &RecordLayout::size)
       .def_ro("fields", &RecordLayout::fields, "(name, numpy format, offset) of each field, in order.");
+  nb::enum_<RecordType>(m, "RecordType", nb::is_arithmetic(), "What a ring record is.")
+      .value("GENERATE", RecordType::kGenerate)
+      .value("ABORT", RecordType::kAbort)
+      .value("CONTROL", RecordType::kControl)
+      .value("OUTPUT", RecordType::kOutput)
+      .value("CONTROL_RESULT", RecordType::kControlResult)
+      .value("BATCH", RecordType::kBatch)
+      .value("RESULT", RecordType::kResult);
+  nb::enum_<FinishReason>(m, "FinishReason", nb::is_arithmetic(), "Why a request ended; NONE while it goes on.")
+      .value("NONE", FinishReason::kNone)
+      .value("STOP", FinishReason::kStop)
+      .value("LENGTH", FinishReason::kLength)
+      .value("ABORT", FinishReason::kAbort)
+      .value("ERROR", FinishReason::kError);
   m.def("record_layouts", &record_layouts, "Every fixed struct of records.h by name: what numpy dtypes are made from.");
   bind_segment(m);
   bind_ring(m);

@@ -26,15 +26,6 @@ enum class RecordType : uint16_t {
   kResult = 7,         // result rings: ResultRecord
 };
 
-enum class ControlOp : uint32_t {
-  kShutdown = 1,
-  kFlushCache = 2,
-  kPause = 3,     // arg 1: retract what runs
-  kContinue = 4,
-  kLogLevel = 5,  // arg: a number of Python's logging
-  kCollect = 6,   // batch ring only: give the oldest step's result, no other step comes before it
-};
-
 enum class FinishReason : uint32_t {
   kNone = 0,      // goes on
   kStop = 1,      // an end-of-turn id or a stop id (matched_id), or a stop string
@@ -42,29 +33,6 @@ enum class FinishReason : uint32_t {
   kAbort = 3,     // asked for by main
   kError = 4,     // error_bytes of text follow
 };
-
-// The first three are done before the next step begins, in this order; the others by a thread, at any time.
-enum class MoveKind : int32_t {
-  kSave = 1,   // device page source -> host page target, before the step writes any page
-  kLoad = 2,   // host page source -> device page target
-  kPeer = 3,   // device page source of source_rank -> device page target
-  kStore = 4,  // host page source -> file; by one rank of the group
-  kFetch = 5,  // file -> host page target
-  kDrop = 6,   // the file goes; by one rank of the group, behind what it stored before
-};
-
-// GenerateRecord.flags. kNoStopTrim and those behind it say how main makes text of the ids, and so what stop strings are
-// looked for in: with the one that matched, without special tokens, only what is behind the end of reasoning, and only
-// what is before the first call.
-inline constexpr uint32_t kIgnoreEos = 1, kProbe = 2, kThinkingForced = 4, kNoStopTrim = 8, kSkipSpecial = 16,
-                          kStopInContent = 32, kStopBeforeCalls = 256;
-// A small request beside an agent's main one, such as its title: it goes behind others.
-inline constexpr uint32_t kHelper = 64;
-// Only ids that logit_bias names are sampled.
-inline constexpr uint32_t kOnlyBiased = 128;
-// BatchRecord rows' flags: the row's last token is sampled; the row's first input id is the slot's last
-// sampled id, and drafts are the others.
-inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
 
 // Request ring. Tail: int32 prompt_ids[num_prompt_ids], int32 output_ids[num_output_ids] (already emitted, a resumed
 // request only), uint64 page_hashes[num_page_hashes][2] of the prompt's full pages, int32 stop_ids[num_stop_ids], bytes
@@ -151,7 +119,7 @@ inline constexpr uint32_t kRowSample = 1, kRowFeed = 2;
   F(uint32_t, cached_storage)                                                                          \
   F(uint32_t, num_accepted)    /* draft tokens accepted */                                             \
   F(uint32_t, num_retractions)                                                                         \
-  F(uint32_t, flags)           /* kThinkingForced */                                                   \
+  F(uint32_t, flags)           /* THINKING_FORCED */                                                   \
   F(int32_t, dp_rank)                                                                                  \
   F(uint32_t, error_bytes)                                                                             \
   F(uint64_t, inbox_ns)        /* marks [R23], CLOCK_MONOTONIC, 0: not reached */                      \
