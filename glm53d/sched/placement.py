@@ -7,6 +7,8 @@ moves on with each request, so they fill evenly, unless a gateway has named it (
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+REQUEST_TOKENS = 256  # of a prompt: about what a request there makes a rank's steps longer while an answer is written
+
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
@@ -20,14 +22,16 @@ class RankLoad:
 
 
 def least_cost(num_tokens: int, loads: Sequence[RankLoad], turn: int) -> list[int]:
-    """By predicted tokens until the first token, then where the session's prefix is kept, then by decode load.
+    """By predicted tokens until the first token and what those beside it cost, then where the session's prefix is kept,
+    then by the KV held.
 
     A cached prefix counts as the tokens it saves, so affinity never pins everything to one hot rank. [F-I3] [F-I4]
     """
 
     def cost(rank: int) -> tuple[int, bool, int]:
         load = loads[rank]
-        return load.queued_prefill + num_tokens - load.cached, not load.keeps_session, load.running
+        tokens = load.queued_prefill + num_tokens - load.cached + load.num_requests * REQUEST_TOKENS
+        return tokens, not load.keeps_session, load.running
 
     return sorted(_from(turn, len(loads)), key=cost)
 

@@ -362,6 +362,7 @@ def test_aborts_deep_in_a_blocked_queue_do_not_pile_up():
     [
         ([RankLoad(0, 0, 0), RankLoad(0, 0, 64)], 1),  # a cached prefix wins between idle ranks [F-I3]
         ([RankLoad(0, 0, 0), RankLoad(500, 0, 64)], 0),  # but not when it saves less than the wait [F-I4]
+        ([RankLoad(0, 0, 0), RankLoad(0, 900, 64, 1)], 0),  # nor when it saves less than those beside it cost [F-I4]
         ([RankLoad(0, 900, 0), RankLoad(0, 100, 0)], 1),
         ([RankLoad(0, 0, 0), RankLoad(0, 0, 0)], 0),
     ],
@@ -369,6 +370,34 @@ def test_aborts_deep_in_a_blocked_queue_do_not_pile_up():
 def test_placement_takes_the_rank_with_the_least_cost(loads, best):
     """[R25]"""
     assert least_cost(128, loads, 0)[0] == best
+
+
+def test_one_page_that_all_share_does_not_pin_them_to_one_rank():
+    """[F-I4] with no queue anywhere: each comes when the prompts before it are computed."""
+    world = SchedWorld(attn_dp_size=8, eos_chance=0, num_pages=200, page_size=4, max_running=24)
+    for handle in range(1, 25):
+        world.send(handle, [7] * 4 + [100 + handle] * 8, 100)
+        for _ in range(3):
+            world.step()
+    assert [len(rank.decoding) for rank in world.sched.ranks] == [3] * 8
+    run_dry(world)
+
+
+def test_a_conversation_stays_where_its_prefix_is():
+    """[F-I3] though others run there."""
+    world = SchedWorld(attn_dp_size=8, eos_chance=0, num_pages=400, page_size=4, max_context_len=1200)
+    said, ranks = [7] * 600, []
+    for turn in range(8):
+        world.send(100 + turn, [turn] * 9, 60)
+        world.send(1 + turn, said, 2)
+        while 1 + turn not in world.ended:
+            world.step()
+            ranks += [
+                (turn, req.dp_rank) for req in world.sched.reqs.values() if req.handle == 1 + turn and req.slot >= 0
+            ]
+        said = [*said, *world.received[1 + turn], *range(20)]
+    assert len({rank for _, rank in ranks}) == 1 and {turn for turn, _ in ranks} == set(range(8))
+    run_dry(world)
 
 
 def test_a_session_goes_where_its_prefix_is_kept_when_nothing_else_speaks_against_it():
