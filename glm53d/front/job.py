@@ -117,6 +117,13 @@ class Job:
     routing: Routing = Routing()
 
 
+STAGES = (
+    ("parse", "parsed"), ("render", "rendered"), ("tokenize", "tokenized"), ("queue", "admitted"),
+    ("prefill", "prefill_done"), ("first_token", "first_token"),
+)  # fmt: skip
+"""Parts of the time to the first token, in order, and the mark that each ends at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Exact counts of one request. [R42]"""
@@ -167,6 +174,17 @@ class Finish:
         """Seconds from the last body byte to the first token in main. [R24]"""
         first = self.marks.get("first_token")
         return None if first is None else (first - self.marks["received"]) / 1e9
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each part of first_token_latency, which is their sum; none without a token. [R23]"""
+        if (end := self.marks.get("first_token")) is None:
+            return {}
+        seconds, last = {}, self.marks["received"]
+        for name, mark in STAGES:
+            until = max(last, min(self.marks[mark], end))  # what a retracted request computed again came later
+            seconds[name], last = (until - last) / 1e9, until
+        return seconds
 
     @property
     def decode_throughput(self) -> float | None:

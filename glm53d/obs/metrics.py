@@ -56,9 +56,15 @@ _GROWING = frozenset(
 class Metrics:
     """All metrics of one application, in a registry of their own."""
 
-    def __init__(self, loads: Callable[[], list[dict[str, Any]]], text_stats: Callable[[], dict[str, int]]):
-        """Both are called at each scrape: `loads` for a dict of numbers per attention-DP rank, `text_stats` for the
-        counts of the cache of texts.
+    def __init__(
+        self,
+        model: str,
+        page_size: int,
+        loads: Callable[[], list[dict[str, Any]]],
+        text_stats: Callable[[], dict[str, int]],
+    ):
+        """model and page_size are told to routers. The other two are called at each scrape: `loads` for a dict of
+        numbers per attention-DP rank, `text_stats` for the counts of the cache of texts.
         """
         self._registry = registry = CollectorRegistry()
 
@@ -83,8 +89,13 @@ class Metrics:
         self._ttft = histogram("glm53d_ttft_seconds", "Last body byte read to first token.")
         self._e2e = histogram("glm53d_e2e_seconds", "Last body byte read to last token.")
         self._queue = histogram("glm53d_queue_seconds", "Waiting for the scheduler, all stretches.")
+        self._stage = Histogram(
+            "glm53d_stage_seconds", "Parts of the time to the first token.", ("stage",),
+            registry=registry, buckets=_SECONDS,
+        )  # fmt: skip
         self._loop_lag = histogram("glm53d_loop_lag_seconds", "How late the event loop was, every 0.1 s.")
         registry.register(_Loads(loads))
+        registry.register(_ForRouters(model, page_size, loads))
         registry.register(_TextCache(text_stats))
 
     def request(self, endpoint: str, status: int) -> None:
@@ -100,15 +111,27 @@ class Metrics:
         self._dropped.labels(endpoint).inc(count)
 
     def finished(
-        self, endpoint: str, reason: str, *, tokens: dict[str, int], ttft_s: float | None, queue_s: float, e2e_s: float
+        self,
+        endpoint: str,
+        reason: str,
+        *,
+        tokens: dict[str, int],
+        ttft_s: float | None,
+        stages_s: dict[str, float],
+        queue_s: float,
+        e2e_s: float,
     ) -> None:
-        """Count a generation that has ended; `tokens` by kind: prompt, cached, completion, reasoning."""
+        """Count a generation that has ended; `tokens` by kind: prompt, cached, completion, reasoning; `stages_s` are
+        the parts of ttft_s by name.
+        """
         self._finished.labels(endpoint, reason).inc()
         for kind, count in tokens.items():
             if count:
                 self._tokens[kind].inc(count)
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
+        for stage, seconds in stages_s.items():
+            self._stage.labels(stage).observe(seconds)
         self._queue.observe(queue_s)
         self._e2e.observe(e2e_s)
 
@@ -148,6 +171,33 @@ class _Loads(Collector):
                     gauges[name] = GaugeMetricFamily(f"glm53d_rank_{name}", f"Load board: {name}.", labels=["dp_rank"])
                 gauges[name].add_metric([str(row.get("dp_rank", i))], value)
         yield from gauges.values()
+
+
+class _ForRouters(Collector):
+    """What routers and autoscalers ask every model server for, by the names they know of vLLM."""
+
+    def __init__(self, model: str, page_size: int, loads: Callable[[], list[dict[str, Any]]]):
+        self._model, self._page_size, self._loads = model, page_size, loads
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model_name", "engine"]
+        running = GaugeMetricFamily("vllm:num_requests_running", "Requests that compute.", labels=labels)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests in the queue.", labels=labels)
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", labels=labels)
+        pool = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV pool.", labels=[*labels, "block_size", "num_gpu_blocks"]
+        )
+        for i, row in enumerate(self._loads()):
+            engine = [self._model, str(row.get("dp_rank", i))]
+            running.add_metric(engine, row["num_running"])
+            waiting.add_metric(engine, row["num_waiting"])
+            used, total = row["pages_locked"] + row["pages_owned"], row["pages_total"]
+            usage.add_metric(engine, used / total if total else 0.0)
+            pool.add_metric([*engine, str(self._page_size), str(total)], 1)
+        yield from (running, waiting, usage, pool)
 
 
 class _TextCache(Collector):

@@ -74,7 +74,7 @@ _ACCESS = web.AppKey("access", dict[str, Access])  # by the route's pattern
 def make_app(engine: Engine, config: Config) -> web.Application:
     """The application: every route, bound to one engine. Raises ConfigError for keys that cannot be had."""
     app = web.Application(client_max_size=config.server.max_body_bytes, middlewares=[_edge])
-    metrics = Metrics(engine.loads, engine.text_stats)
+    metrics = Metrics(engine.models[0], config.kv.page_size, engine.loads, engine.text_stats)
     app[exchange.SERVICE] = exchange.Service(engine, config, metrics, Keys(config.server))
     app[openapi.DOCUMENT] = openapi.document(ROUTES)
     app[_ACCESS] = {route.path: route.access for route in ROUTES}

@@ -267,6 +267,7 @@ def _count(request: web.Request, job: Job, finishes: list[Finish], n: int) -> No
                 "reasoning": usage.reasoning_tokens,
             },
             ttft_s=finish.first_token_latency,
+            stages_s=finish.stages,
             queue_s=finish.queue_time,
             e2e_s=seconds_since(job.received_ns),
         )

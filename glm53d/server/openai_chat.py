@@ -81,6 +81,7 @@ class Reasoning(msgspec.Struct):
 
     effort: str | None = None
     max_tokens: Budget | None = None
+    enabled: bool | None = None
 
 
 class ChatBody(ToolFields, kw_only=True):
@@ -91,6 +92,7 @@ class ChatBody(ToolFields, kw_only=True):
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
     thinking: Thinking | bool | None = None
+    enable_thinking: bool | None = None
     clear_thinking: bool | None = None
     thinking_budget: Budget | None = None  # these two, and those in thinking and reasoning, are names of one thing
     thinking_token_budget: Budget | None = None
@@ -281,6 +283,8 @@ def _effort(req: ChatBody, options: dict[str, Json]) -> str:
     switches = (
         req.thinking if isinstance(req.thinking, bool) else None,
         req.thinking.type != "disabled" if isinstance(req.thinking, Thinking) else None,
+        req.enable_thinking,
+        req.reasoning.enabled if req.reasoning else None,
         _option(options, "enable_thinking", bool),
         _option(options, "thinking", bool),
     )

@@ -11,6 +11,7 @@ from glm53d.chat.conversation import Json
 from glm53d.chat.events import Answer, Event, Reasoning, Text, ToolCallArguments, ToolCallStart
 from glm53d.chat.tools import ToolParser
 from glm53d.errors import InvalidRequest
+from glm53d.server import body
 from glm53d.server.common import Choice, Offered, offer, to_choice, to_tool
 from glm53d.server.openai_common import OpenAiFields
 
@@ -88,6 +89,7 @@ def to_tools(fields: ToolFields) -> Tools:
         if not isinstance(function := tool.get("function"), dict):
             raise InvalidRequest(f"`{at}` must be an object.", at)
         tools.append(to_tool(function, at))
+        body.check_depth(tool, f"tools[{i}]")  # beside the function; a template of one's own is shown that, too
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
     return Tools(offer(shown, tools, _to_choice(fields), max_calls), is_legacy, ignored)
 

@@ -186,16 +186,23 @@ async def test_a_running_stream_is_finished_before_a_drained_daemon_ends(log):
 
 
 async def test_a_stream_that_does_not_finish_in_time_gets_an_error_event_and_an_end(log):
-    """[F-A6]"""
+    """[F-A6] and who streams not, 503."""
     with running(*SLOW, "server.drain_timeout_s=0.3", config="sim.toml", log=log) as daemon:
         async with (
             aiohttp.ClientSession() as http,
             http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as answer,
         ):
             await answer.content.readline()
+            plain = asyncio.create_task(
+                http.post(daemon.url + "/v1/chat/completions", json=ENDLESS | {"stream": False}).__aenter__()
+            )
+            await asyncio.sleep(0.1)
             daemon.process.send_signal(signal.SIGTERM)
             got = await events(answer)
             assert got[-1] == "[DONE]" and "error" in got[-2]
+            refused = await plain
+            assert refused.status == 503 and "Retry-After" in refused.headers
+            assert "shutting down" in (await refused.json())["error"]["message"]
         assert daemon.process.wait(30) == 0
 
 
@@ -283,6 +290,16 @@ async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(ra
                 assert got[-1] == "[DONE]" and f"rank {rank}" in got[-2]["error"]["message"]
                 answer = await asyncio.wait_for(plain, 10)
                 assert answer.status == 500 and f"rank {rank}" in (await answer.json())["error"]["message"]
+        assert daemon.process.wait(30) == 1
+        assert_gone(daemon)
+    assert "SIGKILL" in log.read_text()
+
+
+async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_daemon_as_well(log):
+    """[F-B3]"""
+    with running(config="sim.toml", log=log) as daemon:
+        async with aiohttp.ClientSession() as http, http.get(daemon.url + "/server_info") as answer:
+            os.kill((await answer.json())["ranks"][0]["pid"], signal.SIGKILL)
         assert daemon.process.wait(30) == 1
         assert_gone(daemon)
     assert "SIGKILL" in log.read_text()

@@ -168,7 +168,11 @@ class FakeStream:
             prompt_logprobs=self._prompt_logprobs() if plain else [],
             output_ids=np.array(ids, np.int32),
             thinking_forced=any(self.job is self._engine.jobs[i] for i in script.thinking_forced),
-            marks={"received": first - 10**6, "first_token": first, "last_token": first + 10**7, "queue": 10**5},
+            marks={
+                "received": first - 10**6, "parsed": first - 9 * 10**5, "rendered": first - 8 * 10**5,
+                "tokenized": first - 5 * 10**5, "admitted": first - 4 * 10**5, "prefill_done": first - 10**5,
+                "first_token": first, "last_token": first + 10**7, "queue": 10**5,
+            },
         )
 
 

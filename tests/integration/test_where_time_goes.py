@@ -5,19 +5,22 @@ import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from glm53d.front.job import STAGES
 from tests.helpers.daemon import running
 
 PROMPT = "A prompt of some length, so that there is something to compute. " * 20
 
 
 async def samples(http, url: str) -> dict[str, float]:
-    """Of the daemon's own metrics, over all labels."""
+    """Of the daemon's own metrics, over all labels, and of stages each by itself."""
     async with http.get(url + "/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     found: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            if "stage" in sample.labels and sample.name.endswith("_sum"):
+                found[sample.labels["stage"]] = sample.value
     return found
 
 
@@ -44,6 +47,9 @@ async def test_waiting_is_part_of_the_time_to_first_token_that_is_measured(tmp_p
         grown = {end: after[f"{name}_{end}"] - before[f"{name}_{end}"] for end in ("sum", "count")}
         assert grown["count"] == 32
         assert abs(grown["sum"] - sum(values)) < 1e-3 * sum(values)
+    stages = [after[stage] for stage, _ in STAGES]
+    assert stages.count(0) == 1, "a text is not rendered"
+    assert abs(sum(stages) - after["glm53d_ttft_seconds_sum"]) < 1e-6 * sum(stages)
     assert sum(queued) > 10 * min(ttft), "the last waits for all the others, and that is no secret"
 
 

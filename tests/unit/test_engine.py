@@ -46,7 +46,7 @@ class Surroundings:
             corrupt=False,
         )
         ends = SimpleNamespace(requests=SimpleNamespace(try_write=self._try_write))
-        text = SimpleNamespace(prepare=self._prepare, chain_seed=bytes(16))
+        text = SimpleNamespace(prepare=self._prepare, encode=self._encode, chain_seed=bytes(16))
         self.engine = Engine(Config(), None, ("nano",), {}, self.health)
         grammars = GrammarCheck(Path(), (), Config().grammar)
         self.engine.open(ends, text, pump, EngineLimits(99, 100), [], grammars)
@@ -72,6 +72,10 @@ class Surroundings:
         assert job.ids is not None
         return Prompt(job.ids, np.empty((0, 2), np.uint64), 0)
 
+    def _encode(self, prompt: str, longest: int) -> np.ndarray:
+        assert threading.current_thread() is not threading.main_thread()
+        return np.arange(len(prompt), dtype=np.int32)
+
     def _try_write(self, kind: RecordType, parts: list[bytes]) -> bool:
         if self.has_room:
             self.sent.append(kind)
@@ -93,6 +97,11 @@ async def test_an_abort_while_the_prompt_is_made_ends_as_an_abort_and_sends_noth
     finish = await (await task).finished()
     assert (finish.reason, finish.usage.completion_tokens) == (FinishReason.ABORT, 0)
     assert around.sent == [] and around.opened == [] and len(around.engine.table) == 0
+
+
+async def test_counting_tokens_is_not_the_event_loops_work(around):
+    """[F-H10] [F-I6]"""
+    assert len(await around.engine.tokenize("a prompt")) == 8
 
 
 async def test_an_abort_while_the_ring_is_full_ends_as_an_abort_and_sends_nothing(around):

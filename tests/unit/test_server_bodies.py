@@ -260,6 +260,7 @@ BAD_PARAMETERS = [
         ({"messages": HI, "tools": [tool(name="f", parameters=[])]}, "tools[0].function.parameters"),
         ({"messages": HI, "tools": [tool(name="f", strict="yes")]}, "tools[0].function.strict"),
         ({"messages": HI, "tools": [tool(name="f", parameters=NESTED)]}, "tools[0].function"),
+        ({"messages": HI, "tools": [tool(name="f") | {"beside": NESTED}]}, "tools[0]"),
         ({"messages": HI, "tools": [tool(name="f")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"messages": HI, "tools": [tool(name="f")], "tool_choice": "any"}, "tool_choice"),
         ({"messages": HI, "tools": [tool(name="f")], "tool_choice": {"type": "function"}}, "tool_choice"),

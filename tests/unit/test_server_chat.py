@@ -285,6 +285,8 @@ async def test_every_effort_a_client_knows_is_mapped_to_one_of_the_model(client,
     [
         {"thinking": False},
         {"thinking": {"type": "disabled"}},
+        {"enable_thinking": False},
+        {"reasoning": {"enabled": False}},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"chat_template_kwargs": {"thinking": False}},
     ],

@@ -53,6 +53,14 @@ async def test_what_they_ask_a_worker_for_is_there(client):
         "/v1/loads?include=core,disagg,queues,memory", "/get_load", "/metrics",
     ):  # fmt: skip
         assert (await client.request("GET", path, headers=KEY)).status == 200, path
+    metrics = (await client.request("GET", "/metrics", headers=KEY)).body.decode()
+    for rank in (0, 1):
+        labels = f'{{engine="{rank}",model_name="nano"}}'
+        assert f"vllm:num_requests_running{labels} 0.0\n" in metrics
+        assert f"vllm:num_requests_waiting{labels} 0.0\n" in metrics
+        assert f"vllm:kv_cache_usage_perc{labels} 0.05\n" in metrics
+        pool = f'block_size="64",engine="{rank}",model_name="nano",num_gpu_blocks="100"'
+        assert f"vllm:cache_config_info{{{pool}}} 1.0\n" in metrics
     card = (await client.request("GET", "/v1/models", headers=KEY)).json["data"][0]
     assert card["id"] and card["root"] and card["max_model_len"] and card["owned_by"]
 

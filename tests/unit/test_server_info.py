@@ -109,6 +109,10 @@ async def test_metrics_count_requests_tokens_and_rows_of_the_board(client):
     assert {kind: samples[f'glm53d_tokens_total{{kind="{kind}"}}'] for kind in kinds} == kinds
     assert samples["glm53d_ttft_seconds_count"] == "2.0"
     assert samples["glm53d_queue_seconds_sum"] == "0.0002"
+    stages = {"parse": 1, "render": 1, "tokenize": 3, "queue": 1, "prefill": 3, "first_token": 1}
+    for stage, tenths_of_ms in stages.items():
+        seconds = float(samples[f'glm53d_stage_seconds_sum{{stage="{stage}"}}'])
+        assert seconds == pytest.approx(2 * tenths_of_ms * 1e-4)
     assert samples['glm53d_rank_num_running{dp_rank="0"}'] == "0.0"
     assert samples['glm53d_rank_num_running{dp_rank="1"}'] == "0.0"
     assert samples["glm53d_node_steps_total"] == "12.0", "each of the two rows has the node's count"
@@ -116,7 +120,7 @@ async def test_metrics_count_requests_tokens_and_rows_of_the_board(client):
 
 def test_the_metrics_that_operators_are_told_of_are_there():
     row = dict.fromkeys(LOAD_ROW.names, 0)
-    shown = Metrics(lambda: [row], dict).render().decode()
+    shown = Metrics("nano", 64, lambda: [row], dict).render().decode()
     told = set(re.findall(r"`(glm53d_[a-z0-9_]*[a-z0-9])[`{]", (ROOT / "docs" / "operate.md").read_text()))
     assert len(told) > 15
     assert "# TYPE glm53d_node_received_total counter" in shown
