@@ -118,6 +118,7 @@ class FileMoves:
         self._num_reads = 0  # on their way
         self._stopping = False
         self._said = False
+        self._error: Exception | None = None  # what has ended a thread
         self._queues: list[queue.SimpleQueue[np.void | Callable[[], None] | None]] = []
         self._threads = []
         for name in ("page-write", "page-read"):
@@ -137,7 +138,12 @@ class FileMoves:
         self._num_reads += int(np.count_nonzero(is_read))
 
     def ended(self, wait_us: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of moves that have ended since the last call: done, failed. While any is being read, waits for one."""
+        """Ids of moves that have ended since the last call: done, failed. While any is being read, waits for one.
+
+        Raises what has ended a thread: nothing that it had to do would ever end.
+        """
+        if self._error is not None:
+            raise self._error
         done: list[int] = []
         failed: list[int] = []
         timeout_s = wait_us / 1e6 if self._num_reads else 0.0
@@ -157,13 +163,16 @@ class FileMoves:
             thread.join()
 
     def _work(self, jobs: "queue.SimpleQueue[np.void | Callable[[], None] | None]") -> None:
-        while (job := jobs.get()) is not None:
-            if self._stopping:
-                continue
-            if callable(job):
-                job()
-            else:
-                self._do(job)
+        try:
+            while (job := jobs.get()) is not None:
+                if self._stopping:
+                    continue
+                if callable(job):
+                    job()
+                else:
+                    self._do(job)
+        except Exception as error:
+            self._error = error
 
     def _do(self, move: np.void) -> None:
         kind, lo, hi, move_id = int(move["kind"]), int(move["hash_lo"]), int(move["hash_hi"]), int(move["id"]) + 1

@@ -12,6 +12,8 @@ from collections.abc import Collection
 
 from glm53d.sched.req import Req, ReqState
 
+_WAIT = (ReqState.WAITING, ReqState.FETCH)
+
 
 class WaitingQueue:
     """Requests in state WAITING. Owned by one Scheduler."""
@@ -19,33 +21,37 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heaps: dict[int, list[tuple[tuple[int, int], Req]]] = defaultdict(list)  # by wanted rank, -1: any
         self._behind: dict[int, list[tuple[tuple[int, int], Req]]] = {}  # by the handle of whom they wait for
-        self._expiries: list[tuple[int, int, Req]] = []  # (ns, arrival number, request) of those that may expire
+        # (ns, arrival number, request, whether it is its deadline that passes then) of those that may expire
+        self._expiries: list[tuple[int, int, Req, bool]] = []
         self._size = 0
         self.num_tokens = 0  # that are not cached, as estimated on arrival
 
     def __len__(self) -> int:
         return self._size
 
-    def push(self, req: Req, key: tuple[int, int], expires_ns: int = 0, behind: Req | None = None) -> None:
-        """It waits from now on. expires_ns: when it is to be given up, 0: never. behind: it is nobody's head before
-        this one is released.
-        """
+    def push(self, req: Req, key: tuple[int, int], behind: Req | None = None) -> None:
+        """It waits from now on. behind: it is nobody's head before this one is released."""
         if behind is None:
             heapq.heappush(self._heaps[req.wanted_rank], (key, req))
         else:
             self._behind.setdefault(behind.handle, []).append((key, req))
-        if expires_ns:
-            heapq.heappush(self._expiries, (expires_ns, req.order, req))
         self._size += 1
         self.num_tokens += req.uncached
 
-    def release(self, first: Req, dp_rank: int) -> None:
+    def expire(self, req: Req, ns: int, *, is_late: bool) -> None:
+        """Give it up then: because it will have waited too long, if it was never admitted by then; or because its
+        deadline passes, if it has put out nothing.
+        """
+        heapq.heappush(self._expiries, (ns, req.order, req, is_late))
+
+    def release(self, first: Req, dp_rank: int) -> list[Req]:
         """Those that wait behind this one take their places in the order. dp_rank: where they go, -1: as they want."""
-        for key, req in self._behind.pop(first.handle, ()):
-            if req.state is ReqState.WAITING:
-                if dp_rank >= 0:
-                    req.wanted_rank = dp_rank
-                heapq.heappush(self._heaps[req.wanted_rank], (key, req))
+        released = [(key, req) for key, req in self._behind.pop(first.handle, ()) if req.state is ReqState.WAITING]
+        for key, req in released:
+            if dp_rank >= 0:
+                req.wanted_rank = dp_rank
+            heapq.heappush(self._heaps[req.wanted_rank], (key, req))
+        return [req for _, req in released]
 
     def head(self, blocked: Collection[int] = ()) -> Req | None:
         """Who is next, of those that need not go to a blocked rank."""
@@ -70,14 +76,15 @@ class WaitingQueue:
             heap[:] = [entry for entry in heap if entry[1] is not req and entry[1].state is ReqState.WAITING]
             heapq.heapify(heap)
         if len(self._expiries) > 2 * self._size + 64:
-            self._expiries = [e for e in self._expiries if e[2] is not req and e[2].state is ReqState.WAITING]
+            self._expiries = [e for e in self._expiries if e[2] is not req and e[2].state in _WAIT]
             heapq.heapify(self._expiries)
 
-    def pop_expired(self, now_ns: int) -> list[Req]:
-        """Requests whose time is over; they still wait, here or for files. Those once admitted do not expire."""
-        expired = []
+    def pop_expired(self, now_ns: int) -> dict[Req, bool]:
+        """Requests whose time is over, and whether it was their deadline; they still wait, here or for files."""
+        expired: dict[Req, bool] = {}  # one that was away and came back has several entries
         while self._expiries and self._expiries[0][0] <= now_ns:
-            _, _, req = heapq.heappop(self._expiries)
-            if req.state in (ReqState.WAITING, ReqState.FETCH) and not req.admitted_ns:
-                expired.append(req)
-        return list(dict.fromkeys(expired))  # who was away for files and came back has two entries
+            _, _, req, is_late = heapq.heappop(self._expiries)
+            goes_on = req.num_output_ids if is_late else req.admitted_ns
+            if req.state in _WAIT and not goes_on:
+                expired.setdefault(req, is_late)
+        return expired

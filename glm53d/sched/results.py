@@ -61,6 +61,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
         ids = _calls_in_thought(sched, slot, ids, counts)
     if slots.num_thinking:
         ids, counts, forced = _end_thinking(sched, slot, ids, counts)
+    num_own = counts.copy()  # the model's
+    num_own[forced] -= 1
     if slots.num_with_grammar:
         counts, thought = _cut_thought(sched, slot, ids, counts)
     cuts = cut(slot, ids, counts, slots.num_output, slots.max_output, slots.ignore_eos, sched.is_eos)
@@ -76,7 +78,8 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     if sched.limits.num_draft_tokens:
         # Drafts that were refused or cut off are computed for nothing.
         slots.prefix_len[slot] = slots.computed_len[slot] = slots.seq_len[slot] - 1
-        slots.out_heads["num_accepted"][slot] += np.maximum(counts - 1, 0).astype(np.uint32)  # none: nothing is wanted
+        accepted = np.maximum(np.minimum(counts, num_own) - 1, 0)  # of none nothing was wanted
+        slots.out_heads["num_accepted"][slot] += accepted.astype(np.uint32)
     if slots.num_with_grammar:
         _follow_grammars(sched, slot, ids, counts, verdict, thought)
     if len(forced) or len(thought):
@@ -145,7 +148,7 @@ def _end_thinking(
     """
     slots, end = sched.slots, sched.limits.think_end
     left, place = slots.think_left[slot], np.arange(ids.shape[1])
-    seen = (place < counts[:, None]) & (place <= left[:, None])
+    seen = (place < counts[:, None]) & (place < left[:, None])
     said = (sched.ends_thinking(slot, ids) & seen).any(axis=1)
     goes_on = (left >= 0) & ~said
     forced = goes_on & (counts >= left)
@@ -218,7 +221,7 @@ def _compute_forced(
     for i, force in zip(rows.tolist(), is_forced.tolist(), strict=True):
         req = slots.reqs[slot[i]]
         assert req is not None
-        if sched.log.get(slot[i])[-1] != sched.limits.think_end:
+        if not counts[i] or sched.log.get(slot[i])[-1] != sched.limits.think_end:
             continue  # it ended before
         if force:
             sched.counters.thinking_forced += 1

@@ -913,14 +913,19 @@ class Scheduler:
         waits = first is not None and first is not req and not self.prompt_is_computed(first)
         if waits:
             req.uncached = min(req.uncached, self.limits.page_size)  # it will find the rest
-        ends = []
-        if self.limits.queue_timeout_ns:
-            ends.append(req.waiting_since_ns + self.limits.queue_timeout_ns)
-        if req.deadline_ns:  # less what its prompt will take: when it can no longer be met
-            ends.append(max(1, req.deadline_ns - self.prefill_rate.ns_of(req.uncached)))
-        expires_ns = min(ends, default=0) if not req.num_output_ids else 0  # who has begun to answer goes on
-        key = policy.queue_key(req, self.limits.ageing_ns)
-        self.waiting.push(req, key, expires_ns, behind=first if waits else None)
+        if req.deadline_ns and not req.num_output_ids:  # who has begun to answer goes on
+            # Less what its prompt will take: when it can no longer be met. But if no prompt is before it, it is tried,
+            # or a rate that is wrong would never be measured anew.
+            is_first = not self.waiting and not any(rank.moving or rank.prefilling for rank in self.ranks)
+            takes_ns = 0 if is_first else self.prefill_rate.ns_of(req.uncached)
+            self.waiting.expire(req, max(1, req.deadline_ns - takes_ns), is_late=True)
+        if not waits:
+            self._expire_in_queue(req, req.waiting_since_ns)
+        self.waiting.push(req, policy.queue_key(req, self.limits.ageing_ns), behind=first if waits else None)
+
+    def _expire_in_queue(self, req: Req, since_ns: int) -> None:
+        if self.limits.queue_timeout_ns and not req.admitted_ns:
+            self.waiting.expire(req, since_ns + self.limits.queue_timeout_ns, is_late=False)
 
     def prompt_is_computed(self, req: Req) -> bool:
         """Whether its prompt's full pages are there to be shared."""
@@ -928,18 +933,18 @@ class Scheduler:
 
     def release_siblings(self, first: Req) -> None:
         """Its prompt is computed, or it is gone: the other answers to the request may run, where its pages are."""
-        self.waiting.release(first, first.dp_rank)
+        for req in self.waiting.release(first, first.dp_rank):
+            self._expire_in_queue(req, self.throttle.now_ns)
 
     def _expire(self, now_ns: int) -> None:
         """Give up what waited too long, what has a deadline that it cannot meet any more, and what sessions keep."""
         self.sessions.expire(now_ns)
-        for req in self.waiting.pop_expired(now_ns):
-            timed_out = self.limits.queue_timeout_ns and now_ns - req.inbox_ns >= self.limits.queue_timeout_ns
-            self._give_up(req, FinishReason.ERROR, TIMED_OUT if timed_out else LATE)
+        for req, is_late in self.waiting.pop_expired(now_ns).items():
+            self._give_up(req, FinishReason.ERROR, LATE if is_late else TIMED_OUT)
             self.counters.expired += 1
         for rank in self.ranks:
-            prompts = [req for req in (*rank.moving, *rank.prefilling) if req.deadline_ns and not req.num_output_ids]
-            for req in [req for req in prompts if req.deadline_ns <= now_ns]:
+            late = [req for req in (*rank.moving, *rank.prefilling) if req.deadline_ns and req.deadline_ns <= now_ns]
+            for req in [req for req in late if not self.slots.num_output[req.slot]]:  # who has begun to answer goes on
                 self.throttle.fail(req, LATE)
                 self.finish(req)
                 self.counters.expired += 1

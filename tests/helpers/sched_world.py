@@ -125,6 +125,7 @@ class SchedWorld:
         self.prompts: dict[int, list[int]] = {}
         self._prompt_ids: dict[int, np.ndarray] = {}
         self.sampled: dict[int, list[int]] = {}
+        self.forced: set[int] = set()  # whose thinking was ended
         self.received: dict[int, list[int]] = {}
         self.ended: dict[int, FinishReason] = {}
         self.last_heads: dict[int, np.void] = {}
@@ -218,7 +219,8 @@ class SchedWorld:
         """What a used up budget makes of what was sampled. [R46]"""
         said, end, budget = self.sampled[req.handle], self.vocab - 1, int(req.head["thinking_budget"])
         ends = {end, self.limits.call_begin} if req.head["flags"] & STOP_BEFORE_CALLS else {end}
-        if 0 <= budget <= len(said) and ends.isdisjoint(said[: budget + 1]):
+        if 0 <= budget <= len(said) and ends.isdisjoint(said[:budget]) and req.handle not in self.forced:
+            self.forced.add(req.handle)
             self.sampled[req.handle] = [*said[:budget], end]
 
     def cut_thought(self, handle: int, slot: int) -> None:

@@ -106,6 +106,19 @@ def test_moves_are_done_in_order_and_named_when_they_have_ended(tmp_path):
     assert np.array_equal(host[2], page(1)) and not path_of(tmp_path, 10, 0).exists()
 
 
+@pytest.mark.parametrize("kind", [MoveKind.STORE, MoveKind.FETCH])
+def test_what_ends_a_thread_is_raised_where_moves_would_be_waited_for(tmp_path, kind):
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    threads = FileMoves(PageFiles(tmp_path, PAGE_BYTES), np.zeros((1, PAGE_BYTES), np.uint8))
+    threads.submit(moves((kind, 0, 1, 0)), fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        while True:
+            assert [ids.tolist() for ids in threads.ended(1000)] == [[], []]
+    threads.close()
+
+
 def test_a_damaged_file_is_a_failed_move_deleted_and_said_once(tmp_path, caplog):
     files, host = PageFiles(tmp_path, PAGE_BYTES), np.zeros((1, PAGE_BYTES), np.uint8)
     for lo in (1, 2):

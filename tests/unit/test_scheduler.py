@@ -257,10 +257,11 @@ def test_a_deadline_that_passes_before_the_first_token_ends_the_request_even_bet
     assert world.received[1] == [] and world.sched.ranks[0].tree.num_pages >= 16, "computed chunks stay cached"
 
 
-def test_a_deadline_that_cannot_be_met_at_the_measured_rate_is_refused_at_once():
+def test_a_deadline_that_cannot_be_met_behind_others_at_the_measured_rate_is_refused_at_once():
     world = SchedWorld(eos_chance=0, num_pages=200, step_ns=lambda batch: 1000 * batch.num_tokens)
     world.send(1, [1] * 40, 1)
     run_dry(world)
+    world.send(5, [5], 1)
     world.send(2, [2] * 40, 1, deadline_ns=world.now + 30_000)
     world.send(3, [3] * 40, 1, deadline_ns=world.now + 100_000)
     world.send(4, [1] * 41, 1, deadline_ns=world.now + 30_000)  # but the prefix is there
@@ -284,8 +285,60 @@ def test_short_prompts_make_no_machine_look_slow():
         world.send(handle, [handle % 49] * 20, 1)
         run_dry(world)
     assert world.sched.prefill_rate.per_second == pytest.approx(4096 / 0.087, rel=0.01)
+    world.send(199, [3], 1)
     world.send(200, [3] * 15_000, 1, deadline_ns=world.now + 200_000_000)
-    assert world.step() is None and world.ended[200] is FinishReason.ERROR
+    batch = world.step()
+    assert batch is not None and batch.num_tokens == 1 and world.ended[200] is FinishReason.ERROR
+    run_dry(world)
+
+
+def test_one_slow_step_does_not_refuse_deadlines_for_ever():
+    """Who has no prompt before it is tried, whatever was measured, and by that is measured anew."""
+    slow = [100_000]
+    world = SchedWorld(eos_chance=0, num_pages=200, step_ns=lambda batch: slow.pop() if slow else 1)
+    world.send(1, [1] * 60, 1)
+    run_dry(world)
+    assert world.sched.prefill_rate.ns_of(60) > 100_000
+    for handle in range(2, 40):
+        world.send(handle, [handle] * 60, 1, deadline_ns=world.now + 100_000)
+        run_dry(world)
+        assert world.ended[handle] is FinishReason.LENGTH
+
+
+def test_a_deadline_for_the_first_token_is_none_for_an_answer_that_begins_behind_forced_thinking():
+    """Its tokens are computed again then, as a prompt's are."""
+    world = SchedWorld(eos_chance=0)
+    world.sample = lambda: 7
+    world.send(1, [1] * 8, 40, deadline_ns=world.now + 5, thinking_budget=10)
+    run_dry(world)
+    assert world.ended[1] is FinishReason.LENGTH and len(world.received[1]) == 40
+
+
+def test_a_deadline_holds_for_who_waits_again_before_its_first_token():
+    world = SchedWorld(eos_chance=0, num_pages=30, max_context_len=116)
+    world.send(1, [1] * 80, 5, deadline_ns=12)
+    world.step()
+    world.pause(retract=True)
+    while world.now < 15:
+        world.step()
+    assert world.ended[1] is FinishReason.ERROR and world.sched.counters.expired == 1
+
+
+def test_who_waits_for_the_first_answers_prompt_does_not_wait_in_the_queue():
+    """[R20] the prompt takes longer than anything may wait."""
+    world = SchedWorld(eos_chance=0, queue_timeout_ns=10, step_ns=lambda batch: 5, num_pages=80, max_context_len=200)
+    for handle in (1, 2, 3):
+        world.send(handle, [i % 40 for i in range(100)], 3, group=1)
+    run_dry(world)
+    assert set(world.ended.values()) == {FinishReason.LENGTH} and len(world.ended) == 3
+
+
+def test_who_may_run_behind_the_first_answers_prompt_waits_no_longer_than_others():
+    world = SchedWorld(eos_chance=0, queue_timeout_ns=10, max_running=1)
+    for handle in (1, 2):
+        world.send(handle, [1] * 8, 30, group=1)
+    run_dry(world)
+    assert (world.ended[1], world.ended[2]) == (FinishReason.LENGTH, FinishReason.ERROR)
 
 
 def test_waiting_tokens_are_those_that_must_be_computed():

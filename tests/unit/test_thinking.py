@@ -1,5 +1,7 @@
 """Thinking budgets: the end of thinking enters like a sampled id, and the model goes on behind it. [R46]"""
 
+import random
+
 import pytest
 
 from glm53d.ipc.records import STOP_BEFORE_CALLS, THINKING_FORCED, FinishReason
@@ -64,6 +66,30 @@ def test_a_block_of_drafts_is_cut_where_the_budget_ends():
     for seed in range(8):
         world, ids = answer(5, [], num_draft_tokens=2, seed=seed)
         assert ids == [7] * 5 + [END] + [7] * 6 and int(world.last_heads[1]["flags"]) == THINKING_FORCED
+
+
+def test_a_forced_end_of_thinking_is_no_draft_that_was_right():
+    """[R42]"""
+
+    class NoneRight(random.Random):
+        def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+            return 0 if stop is None else super().randrange(start, stop, step)
+
+    world = SchedWorld(eos_chance=0, num_draft_tokens=2)
+    world.rng, world.sample = NoneRight(1), lambda: 7
+    world.send(1, [1, 2, 3], 12, thinking_budget=3)
+    while world.sched.reqs:
+        world.step()
+    assert int(world.last_heads[1]["flags"]) == THINKING_FORCED and int(world.last_heads[1]["num_accepted"]) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("says", [[5, 5, CALL], [5, 5, END]])
+def test_what_ends_thinking_behind_the_budget_comes_too_late_with_drafts_as_without(says, seed):
+    """[R36]"""
+    for drafts in (0, 3):
+        world, ids = answer(2, says, STOP_BEFORE_CALLS, num_draft_tokens=drafts, seed=seed)
+        assert ids[:3] == [5, 5, END] and int(world.last_heads[1]["flags"]) == THINKING_FORCED
 
 
 def test_a_retracted_request_has_the_rest_of_its_budget():
