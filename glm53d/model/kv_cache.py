@@ -160,7 +160,7 @@ class KvCache:
         before = np.repeat(np.cumsum(counts) - counts, counts)
         columns = np.repeat(starts, counts) + np.arange(len(pages)) - before
         index = torch.from_numpy(np.stack([np.repeat(slots, counts), columns, pages]).astype(np.int64))
-        slot, column, page = index.to(self.block_table.device)
+        slot, column, page = index.to(self.block_table.device, non_blocking=True)
         self.block_table[slot, column] = page
 
     def locs(self, slots: Tensor, length: int) -> Tensor:

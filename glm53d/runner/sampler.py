@@ -91,7 +91,7 @@ class Sampler:
         early = np.flatnonzero(positions < self.min_position[slots])
         if not len(early):
             return logits
-        row = torch.from_numpy(early).to(self.device)
+        row = torch.from_numpy(early).to(self.device, non_blocking=True)
         own = logits[row]
         masked = own.index_fill(1, self.eos_ids, -torch.inf)
         nothing_left = masked.isneginf().all(-1, keepdim=True)
@@ -104,7 +104,7 @@ class Sampler:
         for kind, draw in ((PLAIN, self._plain), (FILTERED, self._filtered)):
             for rows in in_parts(np.flatnonzero(kinds == kind)):
                 index = torch.from_numpy(np.stack([rows, slots[rows], positions[rows]]).astype(np.int64))
-                row, slot, position = index.to(self.device)
+                row, slot, position = index.to(self.device, non_blocking=True)  # else it would wait for the step
                 own = logits[row]
                 # Less the best one, which becomes 0: so nothing overflows, however low the temperature.
                 scaled = (own - own.gather(1, ids[row, None])) / self.temperature[slot, None]

@@ -44,8 +44,9 @@ class Launched:
 
     step: int
     rows: Rows
-    samples: Tensor  # of the sampled rows, on the device
+    samples: Tensor  # of the sampled rows, on the host, but there only
     num_accepted: Tensor
+    is_done: torch.cuda.Event | None  # behind this; None: at once
     asked: list[logprobs.Asked]
     top_logprobs: np.ndarray
     start_ns: int
@@ -190,19 +191,29 @@ class TorchRunner:
         self._copies.begin_step(batch.moves)
         rows = Rows.of(batch, self.layout)
         samples, num_accepted, asked = self._run(batch, rows)
+        # To pinned memory, behind this step: the next one may be queued before anybody asks.
+        samples, num_accepted = (part.to("cpu", non_blocking=True) for part in (samples, num_accepted))
+        is_done = None
+        if self.device.type == "cuda":
+            is_done = torch.cuda.Event()
+            is_done.record()
         top = batch.top_logprobs.copy()
-        self._launched.append(Launched(batch.step, rows, samples, num_accepted, asked, top, start_ns, batch.wait_us))
+        self._launched.append(
+            Launched(batch.step, rows, samples, num_accepted, is_done, asked, top, start_ns, batch.wait_us)
+        )
         if self._upload is not None:
             self._upload.settle()
 
     def collect(self) -> StepResult:
         """The result of the oldest step not yet collected; waits for it."""
         launched = self._launched.popleft()
+        if launched.is_done is not None:
+            launched.is_done.synchronize()
         owned, sampled = launched.rows.owned, launched.rows.sampled
         counts = np.zeros(len(owned), np.int32)
         ids = np.full((len(owned), launched.samples.shape[1]), -1, np.int32)
-        counts[owned] = launched.num_accepted.cpu().numpy()[owned[sampled]] + 1
-        ids[owned] = launched.samples.cpu().numpy()[owned[sampled]]
+        counts[owned] = launched.num_accepted.numpy()[owned[sampled]] + 1
+        ids[owned] = launched.samples.numpy()[owned[sampled]]
         found = logprobs.collect(launched.asked, launched.top_logprobs, counts)
         assert self._copies is not None
         done, failed = self._copies.ended(launched.wait_us)
@@ -248,7 +259,7 @@ class TorchRunner:
             count = rows.num_logits[rows.sampled]
             samples[self._index(np.repeat(np.arange(num_sampled), count)), self._index(within(count))] = ids
             slot, state = self._index(rows.slot[rows.sampled]), self.state
-            fed = torch.from_numpy((rows.fed & ~rows.masked)[rows.sampled]).to(self.device)
+            fed = self._index((rows.fed & ~rows.masked)[rows.sampled].astype(np.int32)) > 0
             num_accepted = accepted(samples, self.state.drafts[slot], fed)
             state.last_id[slot] = samples.gather(1, num_accepted[:, None])[:, 0]
             prompt_len = self._index(np.where(rows.fed, -1, rows.seq_len)[rows.sampled])
