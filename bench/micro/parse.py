@@ -60,7 +60,7 @@ def parsed(steps: list[list[Piece]]) -> list[str]:
 def chunked(steps: list[list[Piece]]) -> int:
     """Bytes of a chat's chunks."""
     tools = Tools(Offered(TOOLS, functions_of(TOOLS), None), is_legacy=False)
-    parser = tools.offered.parser(ADDED)
+    parser = tools.offered.parser(ADDED, has_parsers=True)
     chunks = Chunks("chatcmpl-0123456789abcdef", "chat.completion.chunk", 1, "m", with_usage=False, index=0)
     return sum(len(chunks.delta(delta)) for step in steps for delta in tools.deltas(parser.feed(step)))
 

@@ -110,17 +110,21 @@ class _Rules:
         """Add the rule for an argument's value: text, JSON, or either."""
         if schema in (True, {}):
             return "TEXT"
+        at = f"{parameters.at}.properties.{key}" if key else f"{parameters.at}.additionalProperties"
         kinds, ways = parameters.kinds.of(key or ""), []
         reader = _Reader(parameters.defs, kinds, self._budget)
-        if (text := reader.text(schema)) is not None:
+        try:
+            text = reader.text(schema)
+            others = schema if kinds and "string" not in kinds else reader.without_strings(schema)
+        except RecursionError:
+            raise InvalidRequest(f"`{at}`: one reference leads to another too many times.", at) from None
+        if text is not None:
             self.lines.append(f"{name.upper()}: {text}\n")
             ways.append(name.upper())
-        others = schema if kinds and "string" not in kinds else reader.without_strings(schema)
         if kinds != STRING and others is not None:
             self.lines.append(f"{name}_json: {json_value(with_defs(others, parameters.defs))}\n")
             ways.append(f"{name}_json")
         if not ways:
-            at = f"{parameters.at}.properties.{key}" if key else f"{parameters.at}.additionalProperties"
             raise InvalidRequest(f"`{at}`: no argument can satisfy this schema.", at)
         self.lines.append(f"{name}: {' | '.join(ways)}\n")
         return name

@@ -11,29 +11,38 @@ from glm53d.chat.conversation import Conversation, Json
 
 def without_lines(conv: Conversation, prefixes: tuple[str, ...]) -> Conversation:
     """The conversation without the lines that begin so at the head of its first messages, those of the system."""
-    messages = conv.messages
-    for i, message in enumerate(messages):
+    changed: dict[int, dict[str, Json]] = {}
+    for i, message in enumerate(conv.messages):
         if message.get("role") != "system":
             break
         content = _without(message.get("content"), prefixes)
         if content is not message.get("content"):
-            messages = [*messages[:i], message | {"content": content}, *messages[i + 1 :]]
-    return conv if messages is conv.messages else replace(conv, messages=messages)
+            changed[i] = message | {"content": content}
+    if not changed:
+        return conv
+    return replace(conv, messages=[changed.get(i, message) for i, message in enumerate(conv.messages)])
 
 
 def _without(content: Json, prefixes: tuple[str, ...]) -> Json:
     """A content, the same object when it has no such line. Parts are one text for this; an emptied one goes."""
     if isinstance(content, str):
-        text = content
-        while text.startswith(prefixes):
-            text = text.partition("\n")[2]
-        return content if len(text) == len(content) else text
-    if not isinstance(content, list) or not content or not isinstance(content[0], dict):
+        return content[_begin(content, prefixes) :]
+    if not isinstance(content, list):
         return content
-    first = content[0].get("text")
-    if content[0].get("type") != "text" or not isinstance(first, str):
-        return content
-    rest = _without(first, prefixes)
-    if rest is first:
-        return content
-    return [content[0] | {"text": rest}, *content[1:]] if rest else _without(content[1:], prefixes)
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(text := part.get("text"), str):
+            return content[i:] if i else content
+        begin = _begin(text, prefixes)
+        if begin < len(text) or not text:
+            return [part | {"text": text[begin:]}, *content[i + 1 :]] if i or begin else content
+    return [] if content else content
+
+
+def _begin(text: str, prefixes: tuple[str, ...]) -> int:
+    """Where the text begins behind such lines."""
+    at = 0
+    while text.startswith(prefixes, at):
+        at = text.find("\n", at) + 1
+        if not at:
+            return len(text)
+    return at

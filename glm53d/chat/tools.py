@@ -66,15 +66,24 @@ class ToolParser:
     has no call at all: an answer that is nothing but calls has no content.
     """
 
-    def __init__(self, added: Mapping[str, int], functions: Mapping[str, Json] | None, max_calls: int | None = None):
+    def __init__(
+        self,
+        added: Mapping[str, int],
+        functions: Mapping[str, Json] | None,
+        max_calls: int | None = None,
+        *,
+        spells_all: bool = False,
+    ):
         """added: the id of each added token by its spelling.
 
+        spells_all: added tokens are text, whatever they are, as they are spelled.
         functions: see functions_of(). None: the request has no tools, and all is text [F-E9]. A call of any other is
         dropped, as are those beyond max_calls.
         """
         self.parses_calls = functions is not None
         self.num_calls = 0  # complete ones
         self.unknown: list[str] = []  # names that were called and are no function's
+        self._spells_all = spells_all
         self._spelling = {id_: spelling for spelling, id_ in added.items()}
         self._functions = functions or {}
         self._max_calls = max_calls
@@ -98,6 +107,8 @@ class ToolParser:
         for piece in pieces:
             if isinstance(piece, str):
                 self._take_text(piece)
+            elif self._spells_all:
+                self._take_text(self._spelling[piece])
             else:
                 self._take_tag(self._spelling[piece])
         return self._take_events()

@@ -208,7 +208,10 @@ class Engine:
         if (grammar := job.sampling.grammar) is not None:
             await self._grammars.check(grammar)
         longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
-        prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
+        if job.rid == PROBE_RID:  # one id: there is nothing to make, and nobody to wait for [R4]
+            prompt = self._text.prepare(job, longest, may_truncate)
+        else:
+            prompt = await self._text_pool.run(self._text.prepare, job, longest, may_truncate)
         check_logprobs(job.sampling, len(prompt.ids))
         return prompt, {
             "received": job.received_ns,

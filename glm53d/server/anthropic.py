@@ -130,7 +130,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         path = f"messages[{len(req.messages) - 1}].role"
         raise InvalidRequest(f"`{path}`: to go on with a given beginning of an answer is not supported.", path)
     exchange.log_ignored_tools(rid, others)
-    parser = tools.parser(engine.vocab.added)
+    parser = tools.parser(engine.vocab.added, has_parsers=has_parsers)
     job = Job(
         rid=rid,
         received_ns=received_ns,
@@ -143,7 +143,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
             reasoning=_THINKING if req.stream and has_parsers else None,
             starts_in_reasoning=has_parsers,
             skip_special_tokens=req.skip_special_tokens is not False,
-            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls and has_parsers else (),
+            python_ids=(engine.vocab.added["<tool_call>"],) if parser.parses_calls else (),
         ),
     )
     message = {"id": f"msg_{rid}", "type": "message", "role": "assistant", "model": model}

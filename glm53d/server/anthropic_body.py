@@ -193,18 +193,21 @@ def _to_messages(message: Message, at: str) -> list[dict[str, Json]]:
 def _to_turn(blocks: list[Block], at: str) -> dict[str, Json]:
     """A turn of the model: its thinking, its text and its calls, each kind in one."""
     turn: dict[str, Json] = {"role": "assistant", "content": []}
+    thoughts: list[str] = []
     for i, block in enumerate(blocks):
         match block:
             case TextBlock() | ImageBlock() | DocumentBlock():
                 turn["content"].append(_part(block))
             case ThinkingBlock(text):
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+                thoughts.append(text)
             case ToolUseBlock(id, name, arguments):
                 turn.setdefault("tool_calls", []).append(call(id, name, arguments, f"{at}[{i}].input"))
             case ToolResultBlock():
                 raise InvalidRequest(
                     f"`{at}[{i}].type` cannot be tool_result in a turn of the assistant.", f"{at}[{i}]"
                 )
+    if thoughts:
+        turn["reasoning_content"] = "".join(thoughts)
     return turn
 
 

@@ -26,6 +26,9 @@ T = TypeVar("T")
 MAX_DEPTH = 64
 """Levels of a client's free-form JSON. What renders it may recurse: the bound lies far below the interpreter's."""
 
+MAX_VALUES = 100_000
+"""Values of one piece of free-form JSON. What renders it holds the interpreter for as long as it takes."""
+
 LARGE = 1 << 20  # bytes: what a smaller body can be made of keeps nobody waiting for long
 MAX_PARTS = {b'"': 1 << 19, b"{": 1 << 19, b"[": 1 << 19, b",": 1 << 22}
 """How many of these a large body may have: text has them seldom, and lists of ids nothing but the last. A body of small
@@ -98,10 +101,14 @@ def convert(kind: type[T], value: Json, at: str) -> T:
         raise _wrong_field(str(exc), at) from None
 
 
-def check_depth(value: Json, path: str) -> None:
-    """Raise InvalidRequest when free-form JSON is deeper than MAX_DEPTH. Does not recurse."""
+def check_size(value: Json, path: str) -> None:
+    """Raise InvalidRequest when free-form JSON is deeper than MAX_DEPTH or has over MAX_VALUES. Does not recurse."""
     level: list[Any] = [value]
+    number = 0
     for _ in range(MAX_DEPTH):
+        number += len(level)
+        if number > MAX_VALUES:
+            raise InvalidRequest(f"JSON has too many values; the limit is {MAX_VALUES}.", path)
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):

@@ -92,8 +92,10 @@ class Offered:
         """Whether its calls are held to a grammar: one must be made, or a tool is strict."""
         return self.choice.must or not all(tool.is_free for tool in self.tools)
 
-    def parser(self, added: Mapping[str, int]) -> ToolParser:
-        """A parser for one turn; added: the ids of the vocabulary's added tokens."""
+    def parser(self, added: Mapping[str, int], *, has_parsers: bool) -> ToolParser:
+        """A parser for one turn; added: the ids of the vocabulary's added tokens. Without parsers all is text."""
+        if not has_parsers:
+            return ToolParser(added, None, spells_all=True)
         return ToolParser(added, self.functions, self.max_calls)
 
 
@@ -157,7 +159,7 @@ def to_tool(function: dict[str, Json], at: str, parameters: str = "parameters") 
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise InvalidRequest(f"`{at}.strict` must be a boolean.", f"{at}.strict")
-    body.check_depth(function, at)
+    body.check_size(function, at)
     return Tool(name, function.get(parameters), f"{at}.{parameters}", is_free=not strict)
 
 
@@ -165,7 +167,7 @@ def call(id: str | None, name: str, arguments: str | dict[str, Json] | None, pat
     """A call in the history, as a Conversation has it; arguments are JSON text or the object, and stand at `path`."""
     if isinstance(arguments, str):
         arguments = body.decode(_ARGUMENTS, arguments, path) if arguments.strip() else {}
-    body.check_depth(arguments, path)
+    body.check_size(arguments, path)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
 
 

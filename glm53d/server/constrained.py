@@ -179,5 +179,5 @@ def _json_schema(schema: dict[str, Json] | str, at: str) -> Content:
     """The form of JSON that a schema describes, which may be JSON text itself."""
     if isinstance(schema, str):
         schema = body.decode(_SCHEMA_TEXT, schema, at)
-    body.check_depth(schema, at)
+    body.check_size(schema, at)
     return constraint.json_schema(schema, at)

@@ -170,7 +170,7 @@ class _Choice:
         added, has_parsers = service.engine.vocab.added, service.config.template.parsers != "none"
         self._request = request
         self._tools = tools
-        self._parser = tools.offered.parser(added)
+        self._parser = tools.offered.parser(added, has_parsers=has_parsers)
         self.chunks = chunks
         self._logprobs: TokenDeltas | None = None
         if base.sampling.top_logprobs is not None:
@@ -188,7 +188,7 @@ class _Choice:
                 all_python=bool(req.stream) and not is_framed,
                 starts_in_reasoning=has_parsers,
                 skip_special_tokens=req.skip_special_tokens is not False,
-                python_ids=(added["<tool_call>"],) if self._parser.parses_calls and has_parsers else (),
+                python_ids=(added["<tool_call>"],) if self._parser.parses_calls else (),
             ),
         )
 
@@ -242,7 +242,7 @@ def to_conversation(req: ChatBody, tools: Tools) -> Conversation:
     thinking = req.thinking if isinstance(req.thinking, Thinking) else Thinking()
     # The template knows clear_thinking and the effort; one of a user's own may know more.
     options = req.chat_template_kwargs or {}
-    body.check_depth(options, "chat_template_kwargs")
+    body.check_size(options, "chat_template_kwargs")
     clear = (req.clear_thinking, thinking.clear_thinking, _option(options, "clear_thinking", bool))
     messages = [_to_message(message, f"messages[{i}]") for i, message in enumerate(req.messages)]
     return Conversation(

@@ -89,7 +89,8 @@ def to_tools(fields: ToolFields) -> Tools:
         if not isinstance(function := tool.get("function"), dict):
             raise InvalidRequest(f"`{at}` must be an object.", at)
         tools.append(to_tool(function, at))
-        body.check_depth(tool, f"tools[{i}]")  # beside the function; a template of one's own is shown that, too
+        others = {name: value for name, value in tool.items() if name != "function"}
+        body.check_size(others, f"tools[{i}]")  # a template of one's own is shown these, too
     max_calls = 1 if is_legacy or fields.parallel_tool_calls is False else None
     return Tools(offer(shown, tools, _to_choice(fields), max_calls), is_legacy, ignored)
 

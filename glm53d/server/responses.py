@@ -55,7 +55,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     has_parsers = service.config.template.parsers != "none"
     form = Form(req, req.text.format if req.text is not None else None, "text.format")
     sampling = await constrain(sampling, form, tools, engine, in_chat=has_parsers)
-    answer = tools.parser(engine.vocab.added)
+    answer = tools.parser(engine.vocab.added, has_parsers=has_parsers)
     job = Job(
         rid=rid,
         received_ns=received_ns,
@@ -67,7 +67,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             all_python=bool(req.stream),
             starts_in_reasoning=has_parsers,
             skip_special_tokens=req.skip_special_tokens is not False,
-            python_ids=(engine.vocab.added["<tool_call>"],) if answer.parses_calls and has_parsers else (),
+            python_ids=(engine.vocab.added["<tool_call>"],) if answer.parses_calls else (),
         ),
     )
     names = TokenNames(engine, skip_special=job.out.skip_special_tokens)
@@ -285,7 +285,7 @@ def _part(kind: str, text: str, logprobs: list[Json]) -> dict[str, Json]:
 def _usage(usage: Usage) -> dict[str, Json]:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": cached_object(usage),
+        "input_tokens_details": cached_object(usage) | {"cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

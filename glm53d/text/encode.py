@@ -142,6 +142,7 @@ class Encoder:
             else:
                 parts.append(segment)
                 after = segment
+                _check_number(len(parts), longest)
         texts = [part for part in parts if isinstance(part, _Text)]
         self._find_written(texts)
         made = self._find_or_encode([text for text in texts if not text.ids], longest)
@@ -163,19 +164,23 @@ class Encoder:
         slices = [piece for text in texts for piece in text.slices]
         found = self._cache.get(keys)
         lacking = [i for i, ids in enumerate(found) if ids is None]
-        num_ids, most = sum(len(ids) for ids in found if ids is not None), TIMES_COUNTED * longest
+        num_ids = sum(len(ids) for ids in found if ids is not None)
         for batch in _batches(lacking, slices):
             ids, starts = self._backend.encode([slices[i] for i in batch])
             for i, (start, end) in zip(batch, pairwise(starts.tolist()), strict=True):
                 found[i] = ids[start:end].copy()  # a view would keep the whole batch alive
             num_ids += len(ids)
-            if num_ids > most:
-                raise ContextTooLong(f"The prompt has more than {most} tokens; at most {longest} fit.")
+            _check_number(num_ids, longest)
         whole = [ids for ids in found if ids is not None]
         rest = iter(whole)
         for text in texts:
             text.ids = list(islice(rest, len(text.keys)))
         return [(keys[i], whole[i]) for i in lacking]
+
+
+def _check_number(num_ids: int, longest: int) -> None:
+    if num_ids > (most := TIMES_COUNTED * longest):
+        raise ContextTooLong(f"The prompt has more than {most} tokens; at most {longest} fit.")
 
 
 @dataclass(slots=True)

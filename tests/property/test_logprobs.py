@@ -58,7 +58,7 @@ def text_of(entries: list[dict], but: tuple[str, ...] = ()) -> str:
 def test_a_chats_chunks_have_the_tokens_of_their_texts(cut, at):
     pieces, _, _ = pieces_of(cut, starts=True)
     tools = Tools(Offered(None, None, None), is_legacy=False)
-    deltas = TokenDeltas(NAMES, ReasoningParser(ADDED, tools.offered.parser(ADDED)), tools.deltas)
+    deltas = TokenDeltas(NAMES, ReasoningParser(ADDED, tools.offered.parser(ADDED, has_parsers=True)), tools.deltas)
     chunks = [chunk for wake in wakes(pieces, at) for chunk in deltas.feed(wake)] + deltas.finish()
     entries = [e for _, logprobs in chunks for e in entries_of(logprobs)] + entries_of(deltas.rest())
     assert [e["logprob"] for e in entries] == [-i for ids, _ in cut for i in ids]

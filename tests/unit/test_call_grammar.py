@@ -126,6 +126,13 @@ def test_a_strict_tool_is_held_to_its_schema_in_a_turn_that_may_say_something(dr
     assert drawer.matcher(grammar, "So: <tool_call>") is None, "a call that is spelled out would go unread"
 
 
+def test_references_that_lead_to_one_another_without_end_are_refused(drawer):
+    defs = {f"d{i}": ref(f"d{i + 1}") for i in range(1100)} | {"d1100": STR}
+    chain = closed("a", a=ref("d0")) | {"$defs": defs}
+    with pytest.raises(InvalidRequest, match=r"properties\.a`: one reference leads to another too many times"):
+        grammar_of(drawer, Tool("chain", chain, AT))
+
+
 def test_one_call_at_most_in_a_turn_that_may_say_something(drawer):
     grammar = grammar_of(drawer, SAY, must=False, max_calls=1)
     said = ["So: ", *call(drawer, "say", ("text", "x"))]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.template import Template
-from glm53d.errors import CheckpointError, InvalidRequest
+from glm53d.errors import CheckpointError, ContextTooLong, InvalidRequest
 from glm53d.text.backend import PROBES
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
@@ -54,6 +54,12 @@ def encoder(request):
 def flat(text: str) -> list[int]:
     """How every other engine encodes: the whole text, spelled added tokens recognised."""
     return REFERENCE.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("text", ["<|user|>" * 500, "a b " * 500])
+def test_a_prompt_of_several_times_as_many_tokens_as_fit_is_not_encoded_to_its_end(encoder, text):
+    with pytest.raises(ContextTooLong, match="more than 400 tokens; at most 100 fit"):
+        encoder.encode_text(text, longest=100)
 
 
 def test_a_raw_prompt_has_the_ids_of_flat_encoding(encoder):

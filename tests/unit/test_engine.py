@@ -17,6 +17,7 @@ from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import State, Waiting
 from glm53d.front.job import Job
 from glm53d.front.prompt import Prompt
+from glm53d.front.wire import PROBE_RID
 from glm53d.ipc.records import FinishReason, RecordType
 
 
@@ -66,7 +67,7 @@ class Surroundings:
         return [task for task in tasks if not (task.done() and isinstance(task.exception(), Overloaded))]
 
     def _prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
-        assert self.may_encode.wait(30)
+        assert job.rid == PROBE_RID or self.may_encode.wait(30)
         if self.fails:
             raise InvalidRequest("no prompt")
         assert job.ids is not None
@@ -148,6 +149,7 @@ async def test_who_asks_for_a_probe_while_one_is_on_its_way_hears_of_that_one(ar
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
     assert all(isinstance(result, NotReady) for result in results[1:]) and len(around.engine.table) == 0
+    around.sent.clear()
     again = asyncio.create_task(around.engine.health_generate())
     while not around.sent:
         await asyncio.sleep(0)
@@ -155,6 +157,18 @@ async def test_who_asks_for_a_probe_while_one_is_on_its_way_hears_of_that_one(ar
     around.engine.fail_all(NotReady("gone again"))
     with pytest.raises(NotReady, match="gone again"):
         await again
+
+
+async def test_a_probe_does_not_wait_for_the_making_of_prompts(around):
+    """[R4]"""
+    waiting = [await around.submit() for _ in range(around.engine.config.text.threads + 1)]
+    asked = asyncio.create_task(around.engine.health_generate())
+    while not around.sent:
+        await asyncio.sleep(0)
+    around.engine.fail_all(NotReady("gone"))
+    around.may_encode.set()
+    results = await asyncio.gather(asked, *waiting, return_exceptions=True)
+    assert isinstance(results[0], NotReady)
 
 
 async def test_of_a_burst_no_more_are_taken_than_may_run_and_wait_and_each_end_makes_room(around):

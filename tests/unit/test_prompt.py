@@ -49,6 +49,10 @@ def part(text: str) -> dict:
         ([part(BILLING), part("You are"), part("more")], [part("You are"), part("more")]),
         ([part(BILLING + "\nYou are"), part("more")], [part("You are"), part("more")]),
         ([part(BILLING)], []),
+        ([part(BILLING)] * 3000 + [part("a")], [part("a")]),
+        ([part(BILLING), part(""), part("a")], [part(""), part("a")]),
+        ((BILLING + "\n") * 300_000 + "a", "a"),  # a second of copying, if each line is cut off the whole rest
+        ((BILLING + "\n") * 3, ""),
     ],
 )
 def test_a_billing_line_at_the_head_of_the_system_prompt_is_taken_out(content, left):

@@ -336,7 +336,15 @@ async def test_a_wrong_field_is_refused_by_its_path(client, path, fields, param)
 
 
 async def test_deep_json_in_tools_and_calls_is_refused(client):
-    """F-G11"""
+    """F-G11 and JSON of too many values."""
+    many = {"enum": [0] * 100_000}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": many}
+    for fields in (
+        {"tools": [{"name": "f", "input_schema": many}]},
+        {"messages": [{"role": "assistant", "content": [use]}, *HI]},
+    ):
+        answer = await client.post(PATH, BODY | fields)
+        assert answer.status == 400 and "too many values" in answer.error["message"]
     deep: dict = {}
     for _ in range(100):
         deep = {"a": deep}

@@ -93,7 +93,7 @@ async def test_a_plain_answer_has_reasoning_then_message_and_exact_usage(client)
         "resp_r", "response", "completed", "nano",
     )  # fmt: skip
     assert answer["usage"] == {
-        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 2},
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 4}, "total_tokens": 11,
     }  # fmt: skip
     assert (answer["metadata"], answer["temperature"], answer["instructions"]) == ({"a": "b"}, 0.5, "Be brief.")
@@ -176,6 +176,11 @@ async def test_with_a_template_of_ones_own_all_is_a_message():
         answer = await plain(client)
         assert [item["content"][0]["text"] for item in answer["output"]] == ["a</think>b"]
         assert comparable((await streamed(client))[-1]["response"]) == comparable(answer)
+        tags = [("content", client.engine.vocab.added[tag], [3]) for tag in ("</think>", "<tool_call>")]
+        client.engine.script.pieces = [("content", "a", [1]), *tags, ("content", "f", [2])]
+        tools = [{"type": "function", "name": "f", "parameters": {}}]
+        [item] = (await streamed(client, tools=tools))[-1]["response"]["output"]
+        assert item["content"][0]["text"] == "a</think><tool_call>f"
 
 
 async def test_an_empty_answer_has_no_message(client):

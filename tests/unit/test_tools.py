@@ -73,6 +73,12 @@ def test_a_call_without_arguments_is_whole():
     assert rest == [ToolCallArguments(0, "{}"), ToolCallEnd(0)]
 
 
+def test_without_parsers_every_tag_is_text():
+    spelled = ToolParser(ADDED, None, spells_all=True)
+    tags = [ADDED[tag] for tag in ("</think>", "<tool_call>", "<arg_key>")]
+    assert spelled.feed(["a", *tags, "b"]) == [Text("a</think><tool_call><arg_key>b")] and not spelled.parses_calls
+
+
 def test_a_name_is_sent_once_and_whole():
     """F-E6"""
     tools = parser()
