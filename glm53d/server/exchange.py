@@ -16,7 +16,16 @@ import msgspec
 from aiohttp import web
 
 from glm53d.config import Config
-from glm53d.errors import EngineError, Glm53dError, InvalidRequest, ModelNotFound, NotFound, NotReady, RequestError
+from glm53d.errors import (
+    EngineError,
+    Glm53dError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
 from glm53d.front.engine import Engine, Stream
 from glm53d.front.job import Finish, Job, Pieces
 from glm53d.front.wire import PROBE_RID
@@ -44,6 +53,7 @@ class Service:
     metrics: Metrics
     keys: Keys  # others after a SIGHUP
     num_open: int = 0  # requests that are being read, worked on or answered
+    bytes_read: int = 0  # of the bodies that are being read, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,9 @@ class Wire:
 
 OPENAI_WIRE = Wire(failed=lambda exc: b"data: %b\n\n" % body.encode(body.ErrorBody.of(exc)), done=b"data: [DONE]\n\n")
 
+BODIES_AT_ONCE = 16
+"""As many of the largest size are read at once, or as much in smaller ones."""
+
 SERVICE = web.AppKey("service", Service)
 RID = web.RequestKey("rid", str)
 NUM_CUT = web.RequestKey("num_cut", int)
@@ -64,9 +77,16 @@ NUM_CUT = web.RequestKey("num_cut", int)
 
 
 async def receive(request: web.Request, decoder: msgspec.json.Decoder[body.T]) -> tuple[body.T, int]:
-    """The typed body and when its last byte was read. Raises NotReady, then whatever is wrong with the body."""
-    service = request.app[SERVICE]
-    raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
+    """The typed body and when its last byte was read. Raises NotReady, Overloaded, then what is wrong with the body."""
+    service, largest = request.app[SERVICE], request.client_max_size
+    length = largest if request.content_length is None else min(request.content_length, largest)
+    if service.bytes_read + length > BODIES_AT_ONCE * largest:
+        raise Overloaded("Too many large bodies are being read at once; try again later.")
+    service.bytes_read += length
+    try:
+        raw, received_ns = await body.read(request, service.config.server.body_timeout_s)
+    finally:
+        service.bytes_read -= length
     is_ready, _ = service.engine.ready()
     if not is_ready:  # limits, vocabulary and defaults are known only from then on
         raise NotReady(f"No work is accepted: the server is {service.engine.state}.")

@@ -1,11 +1,13 @@
 """Bad bodies: each kind, on each endpoint that takes it, is a 400 that names the field; the server goes on. [R14]"""
 
+import asyncio
 import gzip
 import json
 
 import pytest
 
 from glm53d.server.body import LARGE
+from glm53d.server.exchange import BODIES_AT_ONCE
 from tests.helpers.http import Client, client_of_fake_engine, raw_post
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -448,6 +450,22 @@ async def test_a_body_that_does_not_come_is_408_and_the_connection_ends():
         assert b"Connection: close" in head
         assert b'"code":"request_timeout"' in await reader.readuntil(b"}}")
         writer.close()
+
+
+async def test_no_more_bodies_are_read_at_once_than_there_is_room_for():
+    """[R14] Who sends slowly holds memory."""
+    async with client_of_fake_engine(max_body_bytes=4000) as client:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 3900\r\n\r\n"
+        slow = [(await client.open(head + b" " * 10))[1] for _ in range(BODIES_AT_ONCE)]
+        body = {"messages": HI, "user": "a" * 3000}
+        while (answer := await client.post(CHAT, body)).status == 200:  # until all of them are being read
+            await asyncio.sleep(0.01)
+        assert (answer.status, answer.error["code"]) == (429, "overloaded") and "Retry-After" in answer.headers
+        for writer in slow:
+            writer.close()
+        while (answer := await client.post(CHAT, body)).status == 429:
+            await asyncio.sleep(0.01)
+        assert answer.status == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "deflate"])
