@@ -207,7 +207,9 @@ class Engine:
         parsed_ns = time.monotonic_ns()
         if (grammar := job.sampling.grammar) is not None:
             await self._grammars.check(grammar)
-        longest, may_truncate = self.limits.max_req_input_len, self.config.text.allow_auto_truncate
+        longest = self.limits.max_req_input_len
+        is_whole = job.sampling.logprob_start is not None  # a place in all of the prompt
+        may_truncate = self.config.text.allow_auto_truncate and not is_whole
         if job.rid == PROBE_RID:  # one id: there is nothing to make, and nobody to wait for [R4]
             prompt = self._text.prepare(job, longest, may_truncate)
         else:

@@ -15,7 +15,7 @@ from glm53d.errors import EngineError, InvalidRequest, NotReady, Overloaded
 from glm53d.front.engine import Engine, EngineLimits, Stream
 from glm53d.front.grammar import GrammarCheck
 from glm53d.front.health import State, Waiting
-from glm53d.front.job import Job
+from glm53d.front.job import Job, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import PROBE_RID
 from glm53d.ipc.records import FinishReason, RecordType
@@ -68,6 +68,7 @@ class Surroundings:
 
     def _prepare(self, job: Job, longest: int, may_truncate: bool) -> Prompt:
         assert job.rid == PROBE_RID or self.may_encode.wait(30)
+        self.may_truncate = may_truncate
         if self.fails:
             raise InvalidRequest("no prompt")
         assert job.ids is not None
@@ -169,6 +170,18 @@ async def test_a_probe_does_not_wait_for_the_making_of_prompts(around):
     around.may_encode.set()
     results = await asyncio.gather(asked, *waiting, return_exceptions=True)
     assert isinstance(results[0], NotReady)
+
+
+@pytest.mark.parametrize(("start", "may_truncate"), [(None, True), (0, False)])
+async def test_a_prompt_whose_logprobs_are_asked_for_loses_nothing_of_its_beginning(around, start, may_truncate):
+    """They are of places in it, and `echo` says all of it."""
+    around.engine.config = replace(
+        around.engine.config, text=replace(around.engine.config.text, allow_auto_truncate=True)
+    )
+    around.may_encode.set()
+    sampling = SamplingParams(top_logprobs=0, logprob_start=start)
+    await around.engine.submit(Job("mine", time.monotonic_ns(), ids=np.ones(3, np.int32), sampling=sampling))
+    assert around.may_truncate is may_truncate and around.engine.abort_rid("mine") == 1
 
 
 async def test_of_a_burst_no_more_are_taken_than_may_run_and_wait_and_each_end_makes_room(around):
