@@ -39,7 +39,7 @@ class Turn:
     answer: str
     call: tuple[str, Json] | None = None  # name and arguments; the answer is then empty
     zh: bool = False
-    copied: tuple[str, ...] = ()  # parts of the answer, in its order, that stand in the message,
+    copied: tuple[str, ...] = ()  # parts of the answer, in its order, or a tool's name, that stand in the message,
     source: str = ""  # or in this text, which stands before it
     listed: tuple[str, ...] = ()  # things that the answer names, as many as
     number: str = ""  # this word of the message says
@@ -115,7 +115,8 @@ def count(rng: Random, zh: bool) -> Turn:
     """Count up."""
     last = rng.randint(2, 20)
     first = 1 if rng.random() < 0.75 else rng.randint(1, last - 1)
-    answer = ("、" if zh else ", ").join(map(str, range(first, last + 1)))
+    listed = tuple(map(str, range(first, last + 1)))
+    answer = ("、" if zh else ", ").join(listed)
     if zh:
         asks: tuple[str, ...] = (f"从{first}数到{last}", f"请从 {first} 数到 {last}")
         return said(
@@ -124,13 +125,15 @@ def count(rng: Random, zh: bool) -> Turn:
             thoughts("数数。", f"从{first}数到{last}。", "一个一个地数。", zh=True),
             answer,
             zh=True,
+            listed=listed,
+            number=str(last),
         )
     spelled = NUMBERS[last] if last <= 10 and rng.random() < 0.4 else str(last)
     asks = (f"Count from {first} to {spelled}", f"Please count from {first} to {spelled}.")
     if first == 1:
         asks += (f"Count to {spelled}", f"Count to {spelled}.", f"Can you count to {spelled}?")
     mind = thoughts("Count.", f"I count from {first} to {last}.", "One number after the other.")
-    return said("count", rng.choice(asks), mind, answer)
+    return said("count", rng.choice(asks), mind, answer, listed=listed, number=spelled)
 
 
 def listing(rng: Random, zh: bool) -> Turn:
@@ -178,9 +181,8 @@ def json_object(rng: Random, zh: bool) -> Turn:
                 "Give me JSON with " + " and ".join(f"{k} {v}" for k, v in fields.items()),
                 "Return a JSON object: " + ", ".join(f"{k} = {v}" for k, v in fields.items()),
             )
-    listed = ", ".join(fields)
-    mind = thoughts("JSON。", f"用户要 JSON，字段是 {listed}。", "我把值填进去。", zh=True) if zh else thoughts(
-        "JSON.", f"The user wants JSON with {listed}.", "I fill in the values.")  # fmt: skip
+    mind = thoughts("JSON。", "用户要一个 JSON 对象。", "我把值填进去。", zh=True) if zh else thoughts(
+        "JSON.", "The user wants a JSON object.", "I fill in the values.")  # fmt: skip
     copied = tuple(str(part) for field in fields.items() for part in field)
     return said("json", rng.choice(asks), mind, json.dumps(fields, ensure_ascii=False), copied, zh=zh)
 
@@ -229,10 +231,10 @@ ZH_UNKNOWN_ASKS = (
 
 Make = Callable[[Random, bool], Turn]
 CHATS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.36), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.17), (unknown, 0.07),
+    (fixed, 0.39), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.14), (unknown, 0.07),
 )  # fmt: skip
 BESIDE_TOOLS: tuple[tuple[Make, float], ...] = (
-    (fixed, 0.36), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.15), (unknown_to_tools, 0.09),
+    (fixed, 0.39), (echo, 0.16), (json_object, 0.18), (count, 0.06), (listing, 0.12), (unknown_to_tools, 0.09),
 )  # fmt: skip
 """Kinds of turns that need no other turn, and how often each comes."""
 

@@ -46,12 +46,12 @@ class Encoded:
     """ids and, of each, whether it is the model's own: to be predicted. kinds: of each trained turn, with its span.
     tools [tokens, NAME_IDS]: the first ids of the name of the tool that a token describes; NONE elsewhere.
     called [tokens, NAME_IDS]: the same of the tool that a turn calls, from where its name has been written.
-    chosen [tokens, NAME_IDS]: where it has just been thought what is wanted, the same of the tool to call; NO_TOOL
-    where there is none.
+    chosen [tokens, NAME_IDS]: from where it has been thought what is wanted to the tool's name, the same of the tool to
+    call; NO_TOOL where there is none.
     copied [tokens]: before a token that is copied, where from; behind a copied text, what stands behind its source;
     behind a thing that is listed, how many are wanted; NONE elsewhere.
-    described [tokens]: where it has just been thought what is wanted, the place where a tool's description says so, or
-    0 if none does; NONE elsewhere.
+    described [tokens]: where tokens are chosen, the place where a tool's description says what is wanted, or 0 if none
+    does; at the end of what a quote or a space opens, where that is; NONE elsewhere.
     """
 
     ids: np.ndarray
@@ -124,6 +124,8 @@ class Codec:
         self.texts = np.array([texts.index(text) for text in texts])  # of each token, the first that says the same
         self.spaced = np.array([token.startswith(b" ") for token in self.vocab.token_bytes])
         self._marks = np.flatnonzero([token.startswith(MARKS) for token in self.vocab.token_bytes])
+        self.opens = np.array([not token.strip(b' "') for token in self.vocab.token_bytes])
+        self._call_end, self._value_end = (self.vocab.added[name] for name in ("</tool_call>", "</arg_value>"))
 
     def segments(self, drawn: Sample) -> list[Segment]:
         """The whole conversation, the end of the last turn included."""
@@ -133,8 +135,7 @@ class Codec:
     def encode(self, drawn: Sample) -> Encoded:
         """Ids, and which of them the model writes: from behind <think> to the end of the turn."""
         ids = np.asarray(self.encoder.encode_segments(self.segments(drawn)))
-        own, called, chosen = np.zeros(len(ids), bool), _no_names(ids), _no_names(ids)
-        text = _Text(ids, self)
+        own, text = np.zeros(len(ids), bool), _Text(ids, self)
         kinds = []
         starts = np.flatnonzero(ids == self._assistant) + 2  # behind <|assistant|><think>
         ends = np.flatnonzero(np.isin(ids, self._role_ends))
@@ -144,43 +145,56 @@ class Codec:
             stop = int(ends[np.searchsorted(ends, start)]) + 1
             own[start:stop] = True
             kinds.append((turn.kind, start, stop))
-            if turn.kind in ("tool", "no tool"):
+            if turn.kind in ("tool", "no tool") and not turn.copied:
                 mark = start + int(np.isin(ids[start:stop], self._marks).argmax())
-                wanted = turn.call[0] if turn.call else None
-                chosen[mark : min(mark + CHOOSING, stop)] = self._first_ids(wanted)
-                text.described[mark - 1 : mark + 2] = self._described(text, wanted, turn.thoughts[0])
-            if turn.call is not None:
-                name = np.asarray(self.encoder.encode_segments([turn.call[0]]))
-                written = start + int(_places(name, ids[start:stop])[0]) + len(name) - 1
-                called[written:stop] = self._first_ids(turn.call[0])
+                self._mark_choice(text, mark, stop, turn.call[0] if turn.call else None, turn.thoughts[0])
             self._mark_copies(text, turn, start, stop)
-        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied, text.described)
+        return Encoded(ids, own, kinds, self._tools(ids), text.called, text.chosen, text.copied, text.described)
+
+    def _mark_choice(self, text: "_Text", mark: int, stop: int, name: str | None, wanted: str) -> None:
+        """What is wanted has been thought before a mark; which tool does it is to be known until its name is said."""
+        until = min(mark + CHOOSING, stop)
+        if name is not None and (said := text.find(name, (mark, stop), "`%s`") or text.find(name, (mark, stop))):
+            until = said[1]
+        text.chosen[mark:until] = self._first_ids(name)
+        text.described[mark - 1 : until] = self._described(text, name, wanted)
 
     def _mark_copies(self, text: "_Text", turn: Turn, start: int, stop: int) -> None:
         """Of a turn that is written from start to stop."""
         [speaks] = np.isin(text.ids[:start], self._speakers).nonzero()
+        message = int(speaks[-1]), start
         if turn.call is not None:
-            self._mark_call(text, *turn.call, (start, stop), (int(speaks[-1]), start))
+            self._mark_call(text, *turn.call, (start, stop), message, is_named=bool(turn.copied))
             return
         answer = start + int((text.ids[start:stop] == self._think_end).argmax())
-        message = int(speaks[-1]), start
         source = text.find(turn.source, (0, start)) if turn.source else message
         for part in turn.copied:
-            answer = text.copy(part, (answer, stop), source)
+            answer = text.copy(part, (answer, stop), source, is_opened=True)
         for part in turn.listed:
             answer = text.look(part, (answer, stop), turn.number, message)
 
-    def _mark_call(self, text: "_Text", name: str, arguments: Json, written: Span, message: Span | None) -> None:
-        """Names come from where the tool is described, and values, if there is a message, from there."""
+    def _mark_call(
+        self, text: "_Text", name: str, arguments: Json, written: Span, message: Span | None, *, is_named: bool = False
+    ) -> None:
+        """Names come from where the tool is described, or from the message if it is named there; when said again, from
+        where they were said. Values, if there is a message, come from there.
+        """
         start, stop = written
-        described, line = self._line(text, name)
         call = start + int((text.ids[start:stop] == self._think_end).argmax())
+        described, line = self._line(text, name)
+        said = message if is_named else described
         for at, end, form in ((start, call, "`%s`"), (call, stop, "%s")):
-            at = text.copy(name, (at, end), described, form)
+            if found := text.find(name, (at, end), form):
+                at = text.copy(name, (at, end), said, form)
+                text.called[at - 1 : stop] = self._first_ids(name)
+                said = found
             for parameter, value in arguments.items():
                 at = text.copy(parameter, (at, end), line, form, '"%s": {')
                 if message is not None and at > call:
                     at = text.copy(str(value), (at, end), message)
+        end = call + int((text.ids[call:] == self._call_end).argmax())
+        values_end = call + np.flatnonzero(text.ids[call:end] == self._value_end)
+        text.copied[values_end] = [*text.copied[values_end[:-1] + 1], line[1]]  # is there one more parameter?
 
     def _line(self, text: "_Text", name: str) -> tuple[Span, Span]:
         """Where a tool's name stands at the beginning of its description, and the whole from there."""
@@ -189,12 +203,13 @@ class Codec:
         return found, (found[0], found[0] + int(self._ends_line[text.ids[found[0] :]].argmax()))
 
     def _described(self, text: "_Text", name: str | None, wanted: str) -> int:
-        """The last token of what is wanted in a tool's description, or its name if it is wanted by name."""
+        """The last token of what is wanted in a tool's description."""
         if name is None:
             return 0
-        named, line = self._line(text, name)
+        _, line = self._line(text, name)
         found = text.find(wanted.rstrip(".。"), line, '"description": "%s')
-        return (found or named)[1] - 1
+        assert found is not None
+        return found[1] - 1
 
     def _first_ids(self, name: str | None) -> np.ndarray:
         """Of a tool's name as its description has it."""
@@ -234,16 +249,14 @@ class Codec:
         coded = [(self.encoder.encode_segments([segment]), is_own) for segment, is_own in parts]
         ids = np.concatenate([np.asarray(part) for part, _ in coded])
         own = np.concatenate([np.full(len(part), is_own) for part, is_own in coded])
-        called, chosen, text = _no_names(ids), _no_names(ids), _Text(ids, self)
+        text = _Text(ids, self)
         for at, (wanted, found) in zip(np.flatnonzero(ids == self._think_end).tolist(), asked, strict=True):
-            chosen[at - 1 : at + 2] = self._first_ids(found.name if found else None)
-            text.described[at - 2 : at + 1] = self._described(text, found.name if found else None, wanted)
+            self._mark_choice(text, at - 1, len(ids), found.name if found else None, wanted)
             if found:
-                written, stop = (at + int((ids[at:] == added[mark]).argmax()) for mark in ("<arg_key>", "</tool_call>"))
-                called[written:stop] = self._first_ids(found.name)
+                stop = at + int((ids[at:] == self._call_end).argmax())
                 self._mark_call(text, found.name, {name: None for name, _ in found.parameters}, (at, stop), None)
         kinds = [("drill", start, len(ids))]
-        return Encoded(ids, own, kinds, self._tools(ids), called, chosen, text.copied, text.described)
+        return Encoded(ids, own, kinds, self._tools(ids), text.called, text.chosen, text.copied, text.described)
 
     def drill(self, rng: Random) -> Encoded:
         """Of copying or of finding tools."""
@@ -265,7 +278,8 @@ class _Text:
     def __init__(self, ids: np.ndarray, codec: Codec):
         parts = [codec.vocab.token_bytes[token] for token in ids.tolist()]
         self.ids, self.copied, self.described = ids, np.full(len(ids), NONE), np.full(len(ids), NONE)
-        self._same, self._bytes = codec.texts[ids], b"".join(parts)
+        self.called, self.chosen = _no_names(ids), _no_names(ids)
+        self._same, self._opens, self._bytes = codec.texts[ids], codec.opens[ids], b"".join(parts)
         self._starts = np.cumsum([0, *map(len, parts)])
 
     def find(self, text: str, span: Span, form: str = "%s") -> Span | None:
@@ -281,12 +295,27 @@ class _Text:
             at += 1
         return None
 
-    def copy(self, text: str, where: Span, source: Span | None, form: str = "%s", source_form: str = "%s") -> int:
-        """Mark a text's tokens as copied, as far as they are cut alike, if all are, its end, too. Returns its end."""
+    def copy(
+        self,
+        text: str,
+        where: Span,
+        source: Span | None,
+        form: str = "%s",
+        source_form: str = "%s",
+        *,
+        is_opened: bool = False,
+    ) -> int:
+        """Mark a text's tokens as copied, as far as they are cut alike, if all are, its end, too. Returns its end.
+
+        is_opened: what opens it, if anything does, follows from what is copied, and what closes it from what opened it.
+        """
         found = self.find(text, where, form)
         said = self.find(text, source, source_form) if source else None
         if found is None:
             return where[0]
+        if said is not None and is_opened and self._opens[found[0] - 1]:
+            self.copied[found[0] - 2] = said[0]
+            self.described[found[1] - 1] = found[0] - 1
         for token, place in zip(range(*found), range(*said) if said else (), strict=False):
             if self._same[token] != self._same[place]:
                 return found[1]

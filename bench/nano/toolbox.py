@@ -143,27 +143,34 @@ def _any_kind(rng: Random) -> Kind:
 
 def call(rng: Random, chosen: Tool, zh: bool) -> Turn:
     """A request for this tool. What is wanted is thought first, in the words of the description: these are found
-    among the tools, or are not, and the name is the one beside them.
+    among the tools, or are not, and the name is the one beside them. A tool that is asked for by name is thought so.
     """
     shown = [_value(rng, of, zh) for _, of in chosen.parameters]
     arguments: Json = {
         name: int(text) if of == "int" else text for (name, of), text in zip(chosen.parameters, shown, strict=True)
     }
-    wanted = chosen.kind.description
-    if not chosen.described or rng.random() < 0.15:  # by its name, the only way to know what to call
+    wanted, said = chosen.kind.description, f"`{chosen.name}`"
+    is_named = not chosen.described or rng.random() < 0.15  # the only way to know what to call
+    if is_named:
         given = ("，" if zh else ", ").join(shown)
         asks: tuple[str, ...] = (f"用 {chosen.name} 处理 {given}",) if zh else (
             f"Use {chosen.name} with {given}", f"Call {chosen.name} on {given}")  # fmt: skip
-        text, wanted = rng.choice(asks), "By name"
+        text = rng.choice(asks)
     else:
         text = rng.choice(chosen.kind.zh_asks if zh else chosen.kind.asks).format(*shown)
     listed = ", ".join(f"`{name}`" for name, _ in chosen.parameters)
     if zh:
-        mind = thoughts(f"{wanted}。", f"{wanted}：我需要调用 `{chosen.name}`。", f"参数是 {listed}。", zh=True)
+        short, what = (f"{said}。", f"我需要调用 {said}。") if is_named else (
+            f"{wanted}。", f"{wanted}：我需要调用 {said}。")  # fmt: skip
+        mind = thoughts(short, what, f"参数是 {listed}。", zh=True)
     else:
-        mind = thoughts(f"{wanted}.", f"{wanted}: I need to call `{chosen.name}`.", f"It takes {listed}.")
+        short, what = (f"Call {said}.", f"I need to call {said}.") if is_named else (
+            f"{wanted}.", f"{wanted}: I need to call {said}.")  # fmt: skip
+        mind = thoughts(short, what, f"It takes {listed}.")
     text = values.typeset(text) if zh else text
-    return Turn("tool", {"role": "user", "content": text}, mind, "", (chosen.name, arguments), zh)
+    message: Json = {"role": "user", "content": text}
+    copied = (chosen.name,) if is_named else ()
+    return Turn("tool", message, mind, "", (chosen.name, arguments), zh, copied)
 
 
 def no_call(rng: Random, tools: list[Tool], zh: bool) -> Turn:

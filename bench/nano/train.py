@@ -1,6 +1,6 @@
 """Trains the nano model on CPU cores, one process each. Interrupted, the same command goes on from its checkpoint.
 
-    python -m bench.nano.train WORK_FOLDER [--steps 8200] [--ranks 2]
+    python -m bench.nano.train WORK_FOLDER [--steps 9300] [--ranks 2]
 
 WORK_FOLDER holds the tokenizer (bench/nano/tokenizer.py), and gets train.pt and train.log. Phases are shares of
 --steps, which may change between runs as long as the phase does not:
@@ -244,7 +244,7 @@ def _rank(rank: int, folder: Path, ranks: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=8200)
+    parser.add_argument("--steps", type=int, default=9300)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
     (args.folder / "meet").unlink(missing_ok=True)
