@@ -3,8 +3,9 @@
     submit()   job -> text pool: render, encode, hash pages -> slot -> request ring ═══════════════════════════▶ rank 0
     on_wake()  output pump's events -> frames to the connection that wants them; the last one -> Finish  ◀══════ rank 0
 
-Everything here runs on the event loop's thread, except prepare(), which is the text pool's. One file for both ways,
-because they meet in the table: whatever ends a request, from above or below, ends it by _end().
+Everything here runs on the event loop's thread, except prepare(), which is the text pool's but for a probe. Over 400
+lines in one file for both ways, because they meet in the table: whatever ends a request, from above or below, ends it
+by _end().
 """
 
 import asyncio

@@ -46,4 +46,3 @@ class OutputPump:
     def corrupt(self) -> bool:
         """No more output will come, because what lies in the ring cannot be read."""
         return self._pump.corrupt
-

@@ -59,10 +59,11 @@ def apply(sched: Scheduler, batch: Batch, result: StepResult, now_ns: int) -> No
     forced = thought = NO_ROWS
     if slots.num_with_grammar:
         ids = _calls_in_thought(sched, slot, ids, counts)
+    num_own = counts  # the model's
     if slots.num_thinking:
         ids, counts, forced = _end_thinking(sched, slot, ids, counts)
-    num_own = counts.copy()  # the model's
-    num_own[forced] -= 1
+        num_own = counts.copy()
+        num_own[forced] -= 1
     if slots.num_with_grammar:
         counts, thought = _cut_thought(sched, slot, ids, counts)
     cuts = cut(slot, ids, counts, slots.num_output, slots.max_output, slots.ignore_eos, sched.is_eos)

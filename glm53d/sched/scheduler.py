@@ -943,11 +943,12 @@ class Scheduler:
             self._give_up(req, FinishReason.ERROR, LATE if is_late else TIMED_OUT)
             self.counters.expired += 1
         for rank in self.ranks:
-            late = [req for req in (*rank.moving, *rank.prefilling) if req.deadline_ns and req.deadline_ns <= now_ns]
-            for req in [req for req in late if not self.slots.num_output[req.slot]]:  # who has begun to answer goes on
-                self.throttle.fail(req, LATE)
-                self.finish(req)
-                self.counters.expired += 1
+            late = [req for req in (*rank.moving, *rank.prefilling) if 0 < req.deadline_ns <= now_ns]
+            for req in late:
+                if not self.slots.num_output[req.slot]:  # who has begun to answer goes on
+                    self.throttle.fail(req, LATE)
+                    self.finish(req)
+                    self.counters.expired += 1
 
     # ---- views -------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.helpers.daemon import Daemon, idle_info, running
+from tests.helpers.daemon import Daemon, idle_info, memory, running
 
 NUM_READERS = 10
 NUM_TOKENS = 3000
@@ -19,12 +19,6 @@ BODY = {
 # Frames of single tokens would be 120 MB for all readers. Merged they are a text of some 15 KB each, behind what their
 # transports hold: 64 KiB and what one wake brought, on a busy machine many frames. Measured: 10 MB.
 MOST_GROWTH = 30 << 20
-
-
-def memory(daemon: Daemon) -> int:
-    """Bytes that main has."""
-    lines = Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("VmRSS:", "VmSwap:")))
 
 
 def stopped_reader(daemon: Daemon) -> socket.socket:
@@ -62,14 +56,14 @@ async def test_readers_that_stop_cost_no_more_than_their_text_and_slow_nobody(tm
             readers = [stopped_reader(daemon) for _ in range(NUM_READERS)]
             text = text_of(read(readers[0])[0])  # all others read as well, one after the other
             assert [text_of(read(reader)[0]) for reader in readers[1:]] == [text] * (NUM_READERS - 1)
-            before = memory(daemon)
+            before = memory(daemon.process.pid)
             readers = [stopped_reader(daemon) for _ in range(NUM_READERS)]
             async with http.post(daemon.url + "/v1/completions", json=BODY) as stream:  # beside them
                 lines = [json.loads(line[6:]) async for line in stream.content if line.startswith(b"data: {")]
             assert text_of(lines) == text
             while (await idle_info(http, daemon.url))["loads"][0]["num_running"]:
                 pass  # the engine has given all that they asked for
-            assert memory(daemon) - before < MOST_GROWTH
+            assert memory(daemon.process.pid) - before < MOST_GROWTH
             for reader in readers:
                 events, end = read(reader)
                 assert text_of(events) == text

@@ -124,6 +124,12 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
     return found
 
 
+def memory(pid: int) -> int:
+    """Bytes that a process has."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("VmRSS:", "VmSwap:")))
+
+
 async def idle_info(session: aiohttp.ClientSession, url: str, deadline_s: float = 20) -> dict[str, Any]:
     """/server_info once nothing is in flight any more; the last one seen when that does not come."""
     end = time.monotonic() + deadline_s

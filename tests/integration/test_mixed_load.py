@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import os
 import random
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.helpers.daemon import Daemon, idle_info
+from tests.helpers.daemon import Daemon, idle_info, memory
 
 CHAT = "/v1/chat/completions"
 BAD = [b"{", b'{"model":"glm-5.3"}', b'{"messages":[],"model":"glm-5.3"}', b'{"model":"glm-5.3","messages":"no"}']
@@ -18,12 +17,6 @@ BAD = [b"{", b'{"model":"glm-5.3"}', b'{"messages":[],"model":"glm-5.3"}', b'{"m
 MANY = 5000 if os.environ.get("GLM53D_LONG") == "1" else 500
 # Bytes a process may grow by while it serves MANY requests more: the allocator's pieces, and caches that are not full.
 MOST_GROWTH = 12 << 20
-
-
-def memory(pid: int) -> int:
-    """Bytes that a process has."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("VmRSS:", "VmSwap:")))
 
 
 def still(info: dict) -> dict:
