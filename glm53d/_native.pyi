@@ -459,9 +459,10 @@ class Pump:
         All since the last take(), when fileno() is readable: for each stream one tuple
         (handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).
 
-        pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;
-        else None; with it all ids (int32). text and reasoning come with the finish of a collected request; of a
-        stream only text does, if its thinking has turned out to be its content. A record that is no output comes as
+        pieces come behind the frames, some hundred at once: the rest with a next take(), and the finish with the
+        last. finish: the last OutputRecord, whole, after which the handle is forgotten; else None; with it all ids
+        (int32). text and reasoning come with the finish of a collected request; of a stream only text does, if its
+        thinking has turned out to be its content. A record that is no output comes as
         (0, b'', [], payload, b'', b'', b'', its type, 0).
         """
 

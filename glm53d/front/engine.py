@@ -69,6 +69,7 @@ class Stream:
         self._write: Callable[[bytes], None] | None = None
         self._frame: Callable[[bytes, Pieces], bytes] | None = None
         self._early: tuple[bytes, Pieces] = b"", []  # from before start()
+        self.collected: Pieces = []  # of a plain request
 
     @property
     def rid(self) -> str:
@@ -324,9 +325,10 @@ class Engine:
                 except Exception as exc:  # in what a dialect makes of pieces: its request fails, the others go on
                     self._end(entry, error=exc)
                     continue
-                pieces = []
+            else:
+                stream.collected += pieces
             if finish is not None:
-                self._finish(entry, finish, text, reasoning, pieces, ids, reasoning_tokens, first_token_ns)
+                self._finish(entry, finish, text, reasoning, stream.collected, ids, reasoning_tokens, first_token_ns)
 
         if self.pump.corrupt and self._health.accepts_work:
             reason = "what the leader wrote into the output ring cannot be read"

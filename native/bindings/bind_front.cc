@@ -166,9 +166,10 @@ void bind_front(nb::module_& m) {
                    " -> list[tuple[int, bytes, list[str | int | TokenLogprob], bytes | None, bytes, bytes, bytes, int, int]]"),
            "All since the last take(), when fileno() is readable: for each stream one tuple\n"
            "(handle, frames, pieces, finish, text, reasoning, ids, reasoning_tokens, first_token_ns).\n\n"
-           "pieces come behind the frames. finish: the last OutputRecord, whole, after which the handle is forgotten;\n"
-           "else None; with it all ids (int32). text and reasoning come with the finish of a collected request; of a\n"
-           "stream only text does, if its thinking has turned out to be its content. A record that is no output comes as\n"
+           "pieces come behind the frames, some hundred at once: the rest with a next take(), and the finish with the\n"
+           "last. finish: the last OutputRecord, whole, after which the handle is forgotten; else None; with it all ids\n"
+           "(int32). text and reasoning come with the finish of a collected request; of a stream only text does, if its\n"
+           "thinking has turned out to be its content. A record that is no output comes as\n"
            "(0, b'', [], payload, b'', b'', b'', its type, 0).")
       .def("fileno", &Pump::fileno, "An eventfd, readable when there is something to take, and when writer_gone turns.")
       .def("stats", &stats, "Counts since the start, by name: see PumpStats.")

@@ -14,6 +14,10 @@ namespace {
 
 // With nothing to read the thread wakes this often to see stop(); while somebody is slow, to see that he no longer is.
 constexpr uint64_t kIdleWaitNs = 100'000'000, kSlowWaitNs = 5'000'000;
+// While there are more pieces than one delivery takes, it wakes this often to see that the last one has been taken.
+constexpr uint64_t kNextPartWaitNs = 500'000;
+// Of a stream, in one delivery: objects and JSON are made of them all at once, with 20 logprobs each in milliseconds.
+constexpr size_t kMaxPieces = 256;
 // Records between two deliveries: a burst must not keep the loop waiting.
 constexpr size_t kMaxBurst = 1024;
 // Emptied deliveries worth keeping.
@@ -94,6 +98,7 @@ std::span<const OutPiece> Pump::collect() {
   uint64_t count;
   [[maybe_unused]] const ssize_t reset = read(eventfd_, &count, sizeof count);  // before the take: see pump.h, Wake
   deliveries_.take([this](std::unique_ptr<Delivery> delivery) { taken_.push_back(std::move(delivery)); });
+  add(num_taken_, taken_.size());
   for (const auto& delivery : taken_)
     for (const OutEvent& event : delivery->events) pieces_.push_back({delivery.get(), &event});
   if (taken_.size() > 1)  // a stream's pieces side by side, in the order they were made
@@ -113,17 +118,18 @@ PumpStats Pump::stats() const noexcept {
 
 void Pump::run() noexcept {  // the one exception possible is bad_alloc, and without memory the process cannot go on
   while (!stop_.load(std::memory_order_relaxed)) {
-    Status status = reader_.wait(0, num_slow_ > 0 ? kSlowWaitNs : kIdleWaitNs);
+    const uint64_t at_most = !dirty_.empty() ? kNextPartWaitNs : num_slow_ > 0 ? kSlowWaitNs : kIdleWaitNs;
+    Status status = reader_.wait(0, at_most);
     if (status == Status::kOk) status = drain();
     obey();
     if (status == Status::kPeerGone || status == Status::kCorrupt) {
       flush_slow();
-      deliver();
+      deliver(SIZE_MAX);
       ended_.store(status, std::memory_order_release);  // partner: the acquire in writer_gone()
       signal();
       return;
     }
-    deliver();
+    deliver(kMaxPieces);
   }
 }
 
@@ -263,30 +269,40 @@ void Pump::mark_dirty(Slot& slot) {
   slot.dirty = true;
 }
 
-void Pump::deliver() {
-  for (const uint32_t index : dirty_)
-    if (slots_[index].dirty) deliver_slot(slots_[index]);  // else it was closed since
-  dirty_.clear();
+// Of each stream at most so many pieces; the rest waits until all that was delivered has been taken.
+void Pump::deliver(size_t max_pieces) {
+  const bool all_taken = num_taken_.load(std::memory_order_relaxed) == num_delivered_;
+  std::erase_if(dirty_, [&](uint32_t index) {
+    Slot& slot = slots_[index];
+    if (!slot.dirty) return true;  // it was closed since
+    if (slot.num_handed > 0 && !all_taken && max_pieces != SIZE_MAX) return false;
+    deliver_slot(slot, max_pieces);
+    return !slot.dirty;
+  });
   if (writing_ == nullptr) return;
+  ++num_delivered_;
   if (deliveries_.push(std::move(writing_))) signal();
 }
 
-void Pump::deliver_slot(Slot& slot) {
+void Pump::deliver_slot(Slot& slot, size_t max_pieces) {
+  const std::string_view pieces =
+      PieceReader::first(std::string_view(slot.pieces).substr(slot.num_handed), max_pieces);
+  slot.num_handed += pieces.size();
+  slot.dirty = slot.num_handed < slot.pieces.size();
   Delivery& delivery = writing();
   std::string& data = delivery.data;
   OutEvent event{.handle = slot.handle,
                  .frames = append(data, slot.frames),
-                 .pieces = append(data, slot.pieces),
-                 .finish = append(data, slot.finish),
+                 .pieces = append(data, pieces),
+                 .finish = slot.dirty ? OutEvent::Slice{} : append(data, slot.finish),
                  .text = {},
                  .reasoning = {},
                  .ids = {},
                  .reasoning_tokens = slot.out->reasoning_tokens(),
                  .first_token_ns = slot.first_token_ns};
   slot.frames.clear();
-  slot.pieces.clear();
-  slot.dirty = false;
-  if (!slot.finish.empty()) {
+  if (!slot.dirty) slot.pieces.clear(), slot.num_handed = 0;
+  if (!slot.dirty && !slot.finish.empty()) {
     event.text = append(data, slot.out->content());
     event.reasoning = append(data, slot.out->reasoning());
     event.ids = append(data, bytes_of(slot.out->ids()));

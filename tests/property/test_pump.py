@@ -320,6 +320,35 @@ def test_each_token_comes_once_behind_the_text_that_its_bytes_complete(cut, coll
     assert at == len(said)
 
 
+@pytest.mark.parametrize("collects", [False, True])
+def test_what_a_stream_has_missed_comes_in_parts(collects):
+    """Tokens with logprobs become objects and JSON on the loop: never all that there are in one go."""
+    number = 3000
+    with Rig(capacity=1 << 20) as rig:
+        rig.open(handle_of(0), None, None, starts=False, all_python=not collects, with_logprobs=True)
+        rig.pump.set_slow(handle_of(0), True)
+        rig.output(handle_of(0), [], prompt=range(5, 12), top=1)
+        for _ in range(0, number, 100):
+            rig.output(handle_of(0), [A] * 100, top=1)
+        if collects:
+            rig.output(handle_of(0), [], finish=FinishReason.LENGTH)
+        else:
+            rig.pump.set_slow(handle_of(0), False)
+        seen, parts = rig.seen[handle_of(0)], [0]
+        expected = 7 + number * (1 if collects else 2)  # in a stream, each token's text is a piece, too
+        while sum(parts) < expected:
+            assert seen.finish is None, "it comes with the last part"
+            assert select.select([rig.pump.fileno()], [], [], 20)[0]
+            rig.take()
+            parts.append(len(seen.pieces) - sum(parts))
+        assert max(parts) <= 256
+        if not collects:
+            rig.output(handle_of(0), [A], top=1, finish=FinishReason.LENGTH)
+        rig.wait_finished(handle_of(0))
+        tokens = [piece for piece in seen.pieces if isinstance(piece, _native.TokenLogprob)]
+        assert [token.id for token in tokens] == [*range(5, 12), *[A] * (number + (not collects))]
+
+
 ENTERED = [(b"r(", b")", b"<r>", b"</r>"), (b"c(", b")", b"<c>", b"</c>")]
 
 

@@ -5,6 +5,7 @@
 // id, length, width: 32 bits, in this machine's order. -2: a token of the output, behind the text that its bytes have
 // completed; -3: one of the prompt. Never two texts in a row, never an empty one.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -95,6 +96,20 @@ class PieceReader {
       text(data.substr(sizeof head, static_cast<uint32_t>(head[1])));
       data.remove_prefix(sizeof head + static_cast<uint32_t>(head[1]));
     }
+  }
+
+  // The beginning of data that its first pieces are, at most so many.
+  static std::string_view first(std::string_view data, size_t most) {
+    size_t at = 0;
+    for (; most > 0 && at < data.size(); --most) {
+      int32_t head[2] = {};
+      std::memcpy(head, data.data() + at, std::min(sizeof head, data.size() - at));
+      at += sizeof(int32_t);
+      if (head[0] >= 0) continue;
+      const size_t unit = head[0] == PieceWriter::kText ? 1 : sizeof(Logprob);
+      at += sizeof(int32_t) + static_cast<uint32_t>(head[1]) * unit;
+    }
+    return data.substr(0, at);
   }
 };
 

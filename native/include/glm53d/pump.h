@@ -88,12 +88,13 @@ class Pump {
   // 32 bits, is below max_slots; 0 is no handle.
   void open(uint64_t handle, OutSpec spec);
   void close(uint64_t handle);
-  // While slow, text is kept per phase; it leaves as one frame each, pieces together, within milliseconds of false or
-  // at the finish.
+  // While slow, text is kept per phase; it leaves as one frame each, pieces behind, from within milliseconds of false or
+  // from the finish on.
   void set_slow(uint64_t handle, bool slow);
 
   // By the loop, when fileno() is readable: stream(std::span<const OutPiece>) for each stream, its pieces in order, and
-  // record(type, payload) for each other record.
+  // record(type, payload) for each other record. What has more pieces than the loop should make events of at once comes
+  // in parts, the finish with the last.
   template <class Stream, class Record>
   void take(Stream&& stream, Record&& record) {
     for (std::span<const OutPiece> rest = collect(); !rest.empty();) {
@@ -125,10 +126,11 @@ class Pump {
     std::optional<OutState> out;
     uint32_t num_ids = 0;
     bool slow = false;
-    bool dirty = false;   // in dirty_
+    bool dirty = false;   // in dirty_: something is not yet delivered
     uint64_t first_token_ns = 0;
-    std::string frames;   // not yet delivered
-    std::string pieces;   // the same; behind the frames
+    std::string frames;     // not yet delivered
+    std::string pieces;     // the same; behind the frames,
+    size_t num_handed = 0;  // but for so many bytes at their beginning
     std::string finish;
   };
   struct Counters {  // W: the pump thread alone   R: anyone
@@ -148,8 +150,8 @@ class Pump {
   void free_slot(Slot& slot) noexcept;
   void mark_dirty(Slot& slot);
   void flush_slow();
-  void deliver();
-  void deliver_slot(Slot& slot);
+  void deliver(size_t max_pieces);
+  void deliver_slot(Slot& slot, size_t max_pieces);
   Slot* find(uint64_t handle) noexcept;
   Delivery& writing();
   void signal() noexcept;
@@ -166,12 +168,14 @@ class Pump {
   Handoff<Delivery> spare_;       // loop -> pump, emptied, with their memory
   std::atomic<bool> stop_{false};            // W: stop()   R: pump; relaxed, it orders nothing
   std::atomic<Status> ended_{Status::kOk};   // W: pump   R: loop; release after the last delivery
+  std::atomic<uint64_t> num_taken_{0};       // deliveries   W: loop   R: pump; relaxed, it only says when to go on
   Counters counters_;
 
   // The pump thread's.
   std::vector<Slot> slots_;
   std::vector<uint32_t> dirty_;
   size_t num_slow_ = 0;
+  uint64_t num_delivered_ = 0;
   std::unique_ptr<Delivery> writing_;
   std::vector<std::unique_ptr<Delivery>> pool_;
 
