@@ -93,7 +93,8 @@ class CudaGraphs:
             body()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Threads of page files wait for events meanwhile, which a capture that concerns all threads would not survive.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body()
         graph.replay()  # a capture records and does not run
         return graph.replay, outputs
