@@ -134,7 +134,7 @@ class Scheduler(Section, frozen=True):
     session_share: Annotated[float, doc("Of a KV pool, what sessions may keep so; others get it when they need room.", ge=0, le=1)] = 0.5
     thinking_share: Annotated[float, doc("Of a chat's max_tokens, what may be thinking where the request has no budget of its own, so that an answer has room; 0: all.", ge=0, le=1)] = 0.0  # fmt: skip
     overlap: Annotated[bool, doc("Launch a step while the one before computes. Where that gains nothing it is not done: on the CPU, and with drafts.")] = True  # fmt: skip
-    watchdog_s: Annotated[float, doc("A step older than this makes /health answer 503, and among several ranks ends the daemon.", gt=0)] = 300.0
+    watchdog_s: Annotated[float, doc("A step older than this makes /health answer 503 and ends the daemon; the log gets all stacks.", gt=0)] = 300.0
     debug_checks: Annotated[bool, doc("Check the books after every step; slow, for tests.")] = False
 
 

@@ -63,23 +63,14 @@ class Health:
         return self.state is State.UP
 
     def check(self, watchdog_s: float) -> tuple[bool, dict[str, object]]:
-        """Healthy: up, and the leader was heard of within watchdog_s. A long prefill is no illness. [F-B1]
-
-        It shows itself on the board as each step begins, and when idle several times a second: what is older is a step
-        that does not end, or a leader that hangs between two.
-        """
+        """Healthy: up, and the leader was heard of within watchdog_s. A long prefill is no illness. [F-B1]"""
         report: dict[str, object] = {"state": self.state.value}
         if self.state is not State.UP:
             if self.reason:
                 report["reason"] = self.reason
             return False, report
-        rows = self._board.loads()
-        starts, shown = rows["step_start_ns"], rows["updated_ns"]
-        running = starts[starts > 0]
-        for since, what in ((running, "a step has been running"), (shown[shown > 0], "rank 0 has not been heard of")):
-            if len(since) and (age := (time.monotonic_ns() - int(since.min())) / 1e9) > watchdog_s:
-                return False, report | {"reason": f"{what} for {age:.0f} s"}
-        return True, report
+        hang = found_hanging(self._board, watchdog_s)
+        return (False, report | {"reason": hang}) if hang else (True, report)
 
     def progress(self) -> dict[str, object]:
         """State, and while starting the phase and percent of the rank that is furthest behind."""
@@ -112,3 +103,18 @@ class Health:
 
 def _as_dict(row: np.void) -> dict[str, object]:
     return {name: v.decode() if isinstance(v := row[name].item(), bytes) else v for name in row.dtype.names or ()}
+
+
+def found_hanging(board: Board, watchdog_s: float) -> str:
+    """What has not gone on for that long, or "".
+
+    The leader shows itself on the board as each step begins, and when idle several times a second: what is older is a
+    step that does not end, or a leader that hangs between two.
+    """
+    rows = board.loads()
+    starts, shown = rows["step_start_ns"], rows["updated_ns"]
+    running = starts[starts > 0]
+    for since, what in ((running, "a step has been running"), (shown[shown > 0], "rank 0 has not been heard of")):
+        if len(since) and (age := (time.monotonic_ns() - int(since.min())) / 1e9) > watchdog_s:
+            return f"{what} for {age:.0f} s"
+    return ""

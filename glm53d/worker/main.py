@@ -1,5 +1,6 @@
 """A rank's entry: bind to main's life, open the channels, load, report, loop, last words. [R3]"""
 
+import faulthandler
 import gc
 import logging
 import os
@@ -34,6 +35,7 @@ from glm53d.worker.room import check_rings, limits_of
 log = logging.getLogger(__name__)
 
 SAY_NS = 1_000_000_000
+STACKS_SIGNAL = signal.SIGUSR1  # a rank answers with the stacks of its threads, whatever it hangs in
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def rank_main(spec: RankSpec) -> None:
         os._exit(1)  # main died before the signal was set
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a group-wide signal is main's to act on: it drains, then tells us
+    faulthandler.register(STACKS_SIGNAL)
     logs.setup(spec.config.log.level, f"rank {spec.rank}")
     report = Report(spec, spec.channels.board())
     runner: Runner | None = None
@@ -139,10 +142,9 @@ def rank_main(spec: RankSpec) -> None:
         where = "" if isinstance(error, StartError) else f"\n{traceback.format_exc()}"
         log.error("this rank fails: %s%s", error, where)
         report.set(state=RankState.FAILED, last_words=f"{type(error).__name__}: {error}".encode()[:512])
-        raise SystemExit(1) from None
-    finally:
-        if runner is not None:
-            runner.close()
+        os._exit(1)  # at once: closing waits for the device and for other ranks, which may never answer
+    if runner is not None:
+        runner.close()
 
 
 def make_runner(spec: RankSpec) -> Runner:
@@ -199,7 +201,6 @@ def lead(
         runner,
         ends,
         spin_ns(spec),
-        int(spec.config.scheduler.watchdog_s * 1e9),
         compiling,
         masking,
         publish_kv,

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -32,7 +33,7 @@ from glm53d.config import Config
 from glm53d.errors import EngineError, NotReady
 from glm53d.front.engine import Engine, EngineLimits
 from glm53d.front.grammar import GrammarCheck
-from glm53d.front.health import Health, State
+from glm53d.front.health import Health, State, found_hanging
 from glm53d.front.prompt import TextHalf
 from glm53d.front.pump import OutputPump
 from glm53d.ipc.board import Board
@@ -42,7 +43,7 @@ from glm53d.sched.limits import TokenIds
 from glm53d.server.app import HttpServer, serve
 from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
-from glm53d.worker.main import RankSpec, rank_main
+from glm53d.worker.main import STACKS_SIGNAL, RankSpec, rank_main
 from glm53d.world.checkpoint import Checkpoint, read_checkpoint
 from glm53d.world.plan import check_cpus, layout
 from glm53d.world.reload import reload
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 5.0  # a rank that was told to end has so long
 LOADING_POLL_MS = 10
+HANG_POLL_MS = 1000
+STACKS_S = 0.5  # that ranks have to write them
 # A thread that waits for the GIL asks for it after so long. Python's own 5 ms would be the gap in every stream while a
 # text thread runs plain Python; where nobody waits it costs nothing.
 GIL_SWITCH_S = 0.0002
@@ -296,19 +299,21 @@ class Ranks:
                 return
 
     def _watch(self, rendezvous: Path) -> None:
-        """Until stop(): see ranks load, see them die. [F-B2] [F-B3]"""
+        """Until stop(): see ranks load, see them die, or hang. [F-B2] [F-B3]"""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_fd = {rank.pidfd: rank for rank in self._ranks}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        board, loading = self._channels.board(), True
+        board, loading, hang = self._channels.board(), True, ""
         deadline = time.monotonic() + self._config.world.start_timeout_s
         while not self._stopping.is_set():
-            for fd, _ in poll.poll(LOADING_POLL_MS if loading else None):
+            for fd, _ in poll.poll(LOADING_POLL_MS if loading else HANG_POLL_MS):
                 if fd in by_fd:
                     poll.unregister(fd)
                     self._died(by_fd[fd], board)
+            if not loading and not hang and (hang := found_hanging(board, self._config.scheduler.watchdog_s)):
+                self._end_hanging(hang)
             if loading and (board.ranks()["state"] == RankState.RUNNING).all():
                 loading = False
                 shutil.rmtree(rendezvous)  # all have met; if we are killed from here on, nothing of it is left
@@ -330,6 +335,14 @@ class Ranks:
             why = f"exit code {code}"
         if not self._stopping.is_set():
             self._tell(Event.FAILED, f"rank {rank.number} has ended: {why}")
+
+    def _end_hanging(self, what: str) -> None:
+        """Nothing will come of it: the log gets each rank's stacks, main the reason to end."""
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):  # it has just died
+                signal.pidfd_send_signal(rank.pidfd, STACKS_SIGNAL)
+        self._stopping.wait(STACKS_S)
+        self._tell(Event.FAILED, f"{what} (scheduler.watchdog_s)")
 
     def _end_all(self) -> None:
         """Ranks end by themselves after shutdown; those that do not are killed, by pidfd and no others. [F-B8]"""

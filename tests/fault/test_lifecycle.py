@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from glm53d.world.supervisor import EXIT_GRACE_S
-from tests.helpers.daemon import Daemon, events, running
+from tests.helpers.daemon import ROOT, Daemon, events, running
 
 CHAT = {"model": "glm-5.3", "messages": [{"role": "user", "content": "hi"}]}
 ENDLESS = CHAT | {"stream": True, "ignore_eos": True, "max_tokens": 100_000}
@@ -303,6 +303,54 @@ async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_daemon_as_well(
         assert daemon.process.wait(30) == 1
         assert_gone(daemon)
     assert "SIGKILL" in log.read_text()
+
+
+BROKEN = """
+import sys
+import threading
+sys.path.insert(0, {root!r})
+from glm53d.runner import sim
+
+class Broken(sim.SimRunner):
+    def {broken}(self, *args):
+        if {broken!r} == "launch" and args[0].num_rows:
+            raise RuntimeError("the device is lost")
+        if {broken!r} == "collect":
+            threading.Event().wait()
+        return super().{broken}(*args)
+
+    def close(self):
+        threading.Event().wait()
+
+sim.SimRunner = Broken
+if __name__ == "__main__":
+    from glm53d.__main__ import main
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "why", "shown"),
+    [
+        ("launch", "rank 0 has ended: RuntimeError: the device is lost", "Traceback"),
+        ("collect", "a step has been running for", "in collect"),
+    ],
+)
+async def test_a_rank_that_fails_or_hangs_ends_the_daemon_though_it_cannot_be_closed(broken, why, shown, log, tmp_path):
+    """[F-B2] Whatever waits for its device or for other ranks may wait for ever."""
+    program = tmp_path / "broken.py"
+    program.write_text(BROKEN.format(root=str(ROOT), broken=broken))
+    daemon = Daemon("scheduler.watchdog_s=1", *SLOW, config="sim.toml", log=log, program=program)
+    try:
+        async with aiohttp.ClientSession() as http:
+            async with http.post(daemon.url + "/v1/chat/completions", json=ENDLESS) as stream:
+                got = await asyncio.wait_for(events(stream), 20)
+            assert got[-1] == "[DONE]" and why in got[-2]["error"]["message"]
+        assert daemon.process.wait(30) == 1
+        assert_gone(daemon)
+    finally:
+        daemon.kill_all()
+    assert shown in log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,14 @@ def free_port(number: int = 1) -> int:
 class Daemon:
     """Starts `glm53d.py` with the given overrides and waits until it is ready.
 
-    before: what a shell does first, in the process that main will be.
+    before: what a shell does first, in the process that main will be. program: which the ranks run as well, but for
+    what is under its guard.
     """
 
-    def __init__(self, *overrides: str, config: str | None = None, log: Path, wait: bool = True, before: str = ""):
+    def __init__(
+        self, *overrides: str, config: str | None = None, log: Path, wait: bool = True, before: str = "",
+        program: Path = ROOT / "glm53d.py",
+    ):  # fmt: skip
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
@@ -49,7 +53,7 @@ class Daemon:
             args += ["--set", override]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                ["sh", "-c", before + ' exec "$@"', "sh", sys.executable, str(ROOT / "glm53d.py"), *args],
+                ["sh", "-c", before + ' exec "$@"', "sh", sys.executable, str(program), *args],
                 stderr=out,
                 stdout=out,
                 cwd=ROOT,
