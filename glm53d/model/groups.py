@@ -11,6 +11,7 @@ Rendezvous is by a file, connections are pinned to the loopback interface: nothi
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -32,21 +33,28 @@ class RankGroups:
         self._heads: dist.ProcessGroup | None = None
         self._peers: dist.ProcessGroup | None = None
 
-    def connect(self, rendezvous: Path | None, device: torch.device) -> None:
-        """Wait until all ranks are here. rendezvous: a folder of this world alone; of one rank, None."""
+    def connect(self, rendezvous: Path | None, device: torch.device, timeout_s: float) -> None:
+        """Wait until all ranks are here. rendezvous: a folder of this world alone; of one rank, None.
+
+        timeout_s: for a rank that comes late, now or to any collective; the longest is to be that for loading.
+        """
         layout = self.layout
         if layout.tp_size == 1:
             return
         assert rendezvous is not None, "many ranks need a place to meet"
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # it would ask the rendezvous for ever, which is not kept
         backend, place = "nccl" if device.type == "cuda" else "gloo", f"file://{rendezvous.absolute()}/store"
-        dist.init_process_group(backend, init_method=place, rank=layout.rank, world_size=layout.tp_size)
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(
+            backend, init_method=place, timeout=timeout, rank=layout.rank, world_size=layout.tp_size
+        )
         ranks = torch.arange(layout.tp_size).view(layout.attn_dp_size, layout.attn_tp_size)
         if layout.attn_tp_size > 1:  # every rank makes every group, as torch.distributed wants it
-            groups = [dist.new_group(row) for row in ranks.tolist()]
+            groups = [dist.new_group(row, timeout) for row in ranks.tolist()]
             self._heads = groups[layout.attn_dp_rank]
         if layout.attn_dp_size > 1:
-            groups = [dist.new_group(column) for column in ranks.T.tolist()]
+            groups = [dist.new_group(column, timeout) for column in ranks.T.tolist()]
             self._peers = groups[layout.attn_tp_rank]
         for group in (dist.group.WORLD, self._heads, self._peers):
             if group is not None:

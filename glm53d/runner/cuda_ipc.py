@@ -123,11 +123,11 @@ class CudaDriver:
 
     def register(self, address: int, num_bytes: int) -> None:
         """See Driver."""
-        self._torch_call(torch.cuda.cudart().cudaHostRegister(address, num_bytes, PORTABLE_MAPPED), "cudaHostRegister")
+        self._call("hostRegister", address, num_bytes, PORTABLE_MAPPED)  # torch's own leaves a refusal behind
 
     def unregister(self, address: int) -> None:
         """See Driver."""
-        self._torch_call(torch.cuda.cudart().cudaHostUnregister(address), "cudaHostUnregister")
+        self._call("hostUnregister", address)
 
     def pinned(self, num_bytes: int) -> Tensor:
         """See Driver."""
@@ -160,10 +160,6 @@ class CudaDriver:
                 return getattr(cupy.cuda.runtime, name)(*args)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise DriverRefusal(f"{name}: {error}") from None
-
-    def _torch_call(self, code: int, name: str) -> None:
-        if int(code) != 0:
-            raise DriverRefusal(f"{name}: error {int(code)}")
 
 
 def _cupy():  # type: ignore[no-untyped-def]  # cupy is there on GPU machines only

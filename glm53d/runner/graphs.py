@@ -84,17 +84,17 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # one for all: libraries keep a workspace for each
 
     def capture(self, body: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
         """See Backend. A first run outside of the capture makes the libraries' own buffers."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             body()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Threads of page files wait for events meanwhile, which a capture that concerns all threads would not survive.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             outputs = body()
         graph.replay()  # a capture records and does not run
         return graph.replay, outputs

@@ -11,6 +11,7 @@ A page lies in one piece in the host pool, and in a piece per layer on the devic
 copy a page over the bus, then one kernel a layer.
 """
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from glm53d.errors import StartError
 from glm53d.ipc.records import MoveKind
 from glm53d.model.kv_cache import KvCache
 from glm53d.model.layout import Layout
+from glm53d.runner.cuda_ipc import PAGE, Driver, DriverRefusal
 from glm53d.runner.mailbox import PeerPages
 from glm53d.runner.page_files import FileMoves, PageFiles
 
@@ -32,19 +34,24 @@ class KvCopies:
     """Owned by one runner, beside its cache."""
 
     def __init__(
-        self, cache: KvCache, num_host_pages: int, storage: Path | None, peers: PeerPages | None, layout: Layout
-    ):
-        """storage: the folder of page files; None: there are none. Raises StartError when the memory is not there."""
+        self, cache: KvCache, num_host_pages: int, storage: Path | None, peers: PeerPages | None, layout: Layout,
+        driver: Driver | None,
+    ):  # fmt: skip
+        """storage: the folder of page files; None: there are none. driver: of the device; None: it is the CPU.
+
+        Raises StartError when the memory is not there, or cannot be pinned.
+        """
         self._cache, self._peers, self._layout = cache, peers, layout
         self._ends = np.cumsum([pages.shape[1] for pages in cache.pages]).tolist()
         page_bytes, device = self._ends[-1], cache.pages[0].device
         self._on_gpu = device.type == "cuda"
-        is_pinned = self._on_gpu and num_host_pages > 0
+        num_bytes = num_host_pages * page_bytes
         try:
-            self._host = torch.zeros(num_host_pages, page_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        except RuntimeError as error:
-            num_bytes = num_host_pages * page_bytes
+            self._host, self._pinned = _host_memory(num_bytes, driver)
+        except (OSError, OverflowError, DriverRefusal) as error:
             raise StartError(f"cache.host_bytes: {num_bytes} bytes of host memory cannot be had: {error}") from None
+        self._host = self._host.view(num_host_pages, page_bytes)
+        self._driver = driver
         self._files = None
         if storage is not None:
             self._files = FileMoves(PageFiles(storage, page_bytes), self._host.numpy())
@@ -92,9 +99,12 @@ class KvCopies:
         return self._files.ended(wait_us)
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and give the pinned memory back."""
         if self._files is not None:
             self._files.close()
+        if self._driver is not None and self._pinned:
+            self._driver.unregister(self._pinned)
+            self._pinned = 0
 
     def _save(self, moves: np.ndarray) -> None:
         sources, targets = self._index(moves["source"]), moves["target"].tolist()
@@ -124,7 +134,13 @@ class KvCopies:
             return lambda: None
         event = torch.cuda.Event()
         event.record(self._stream)  # which has waited for the saves
-        return event.synchronize
+        device = self._stream.device
+
+        def wait() -> None:
+            torch.cuda.set_device(device)  # a thread begins with the first one, and would make a context there
+            event.synchronize()
+
+        return wait
 
     def _buffer(self, which: int, count: int) -> Tensor:
         if self._on_gpu:
@@ -141,3 +157,16 @@ class KvCopies:
 def _chunks(moves: np.ndarray) -> list[np.ndarray]:
     """As many at a time as a buffer takes."""
     return [moves[i : i + BUFFER_PAGES] for i in range(0, len(moves), BUFFER_PAGES)]
+
+
+def _host_memory(num_bytes: int, driver: Driver | None) -> tuple[Tensor, int]:
+    """[num_bytes] zeros, and where they are pinned; 0: they are not.
+
+    Pinned where it lies: torch's own pinned memory comes in powers of two, which of a large pool is much more.
+    """
+    memory = mmap.mmap(-1, max(1, -(-num_bytes // PAGE)) * PAGE)
+    array = np.frombuffer(memory, np.uint8)
+    if driver is not None and num_bytes:
+        driver.register(array.ctypes.data, array.nbytes)
+        return torch.from_numpy(array[:num_bytes]), array.ctypes.data
+    return torch.from_numpy(array[:num_bytes]), 0

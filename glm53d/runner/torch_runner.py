@@ -87,6 +87,7 @@ class TorchRunner:
                 raise StartError(f'engine.device is "cuda", and torch finds no CUDA device for rank {rank}')
             self.device = torch.device("cuda", rank)
             torch.cuda.set_device(self.device)
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape, and prompts have many
         self.config = config
         self.max_slots = max_slots
         self.tokenizer_size = tokenizer_size
@@ -120,7 +121,7 @@ class TorchRunner:
         num_drafts = self.config.speculation.num_draft_tokens
         refuse_unfit(self.config, model_config)
         progress("rendezvous", 0)
-        self.ranks.connect(self.rendezvous, self.device)
+        self.ranks.connect(self.rendezvous, self.device, self.config.world.start_timeout_s)
         progress("weights", 0)
         num_mtp = int(num_drafts > 0)
         checkpoint = Checkpoint(
@@ -175,7 +176,7 @@ class TorchRunner:
         tiers = self.config.cache
         num_host_pages = host_pages(tiers.host_bytes, sum(shape.page_bytes))
         storage = Path(tiers.storage_path) if tiers.storage_path else None
-        self._copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout)
+        self._copies = KvCopies(self.cache, num_host_pages, storage, self.peer_pages, self.layout, self._driver)
         page_bytes = sum(shape.page_bytes)
         return Loaded(num_pages, page_size, context, shape.bytes_per_token, weight_bytes, num_host_pages, page_bytes)
 
@@ -224,6 +225,7 @@ class TorchRunner:
     def close(self) -> None:
         """Drop steps not collected and leave the world, however far load came. The memory goes with this object."""
         self._launched.clear()
+        self.graphs = None  # NCCL does not leave while a graph is there that has one of its collectives
         if self._copies is not None:
             self._copies.close()
         if self._upload is not None:

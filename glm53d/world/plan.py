@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -110,8 +111,10 @@ def weight_bytes(model: ModelConfig, config: Config, *, mtp: bool, as_stored: bo
     return _Shard(model, config, as_stored).total(mtp)
 
 
-def check_cpus(config: Config) -> None:
-    """Raise ConfigError unless ranks may run on the CPUs that they are to be pinned to, on this machine."""
+def check_machine(config: Config) -> None:
+    """Raise StartError for what can be known to be missing here before a rank has loaded anything."""
+    if config.engine.device == "cuda" and config.parallel.tp_size > 1 and find_spec("cupy") is None:
+        raise StartError('several ranks on GPUs need cupy: install glm53d with its extra "cuda12" or "cuda13"')
     if strange := sorted(set(config.world.pin_cpus) - (ours := os.sched_getaffinity(0))):
         raise ConfigError(f"world.pin_cpus names CPU {strange[0]}; this process may use {sorted(ours)}")
 

@@ -45,7 +45,7 @@ from glm53d.text.encode import Encoder
 from glm53d.text.vocab import Vocab
 from glm53d.worker.main import STACKS_SIGNAL, RankSpec, rank_main
 from glm53d.world.checkpoint import Checkpoint, read_checkpoint
-from glm53d.world.plan import check_cpus, layout
+from glm53d.world.plan import check_machine, layout
 from glm53d.world.reload import reload
 from glm53d.world.storage import Storage
 
@@ -84,7 +84,7 @@ def run(config: Config, read: Callable[[], Config]) -> int:
     """
     sys.setswitchinterval(GIL_SWITCH_S)
     _raise_fd_limit(config.server.max_requests)
-    check_cpus(config)
+    check_machine(config)
     checkpoint = read_checkpoint(config)
     vocab = Vocab.load(checkpoint.tokenizer)
     template = choose(

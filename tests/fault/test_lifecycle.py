@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
@@ -414,14 +415,18 @@ async def test_the_port_answers_before_the_ranks_have_loaded(log):
 
 
 @pytest.mark.parametrize(
-    ("override", "code", "why"),
+    ("overrides", "code", "why"),
     [
-        ("world.pin_cpus=[9999]", 2, "world.pin_cpus names CPU 9999; this process may use"),
-        ("kv_events.endpoint=tcp://192.0.2.1:5557", 1, "rank 0 has ended: StartError: kv_events: cannot bind"),
+        (["world.pin_cpus=[9999]"], 2, "world.pin_cpus names CPU 9999; this process may use"),
+        (["kv_events.endpoint=tcp://192.0.2.1:5557"], 1, "rank 0 has ended: StartError: kv_events: cannot bind"),
+        pytest.param(
+            ["engine.device=cuda", "parallel.tp_size=2"], 2, "several ranks on GPUs need cupy",
+            marks=pytest.mark.skipif(find_spec("cupy") is not None, reason="cupy is there"),
+        ),
     ],
-)
-def test_what_this_machine_does_not_have_is_said_in_one_line_and_the_daemon_never_ready(override, code, why, log):
-    daemon = Daemon(override, config="sim.toml", log=log, wait=False)
+)  # fmt: skip
+def test_what_this_machine_does_not_have_is_said_in_one_line_and_the_daemon_never_ready(overrides, code, why, log):
+    daemon = Daemon(*overrides, config="sim.toml", log=log, wait=False)
     try:
         assert daemon.process.wait(120) == code
     finally:

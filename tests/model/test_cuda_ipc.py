@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from glm53d.config import Config, Kv
+from glm53d.config import Cache, Config, Kv
 from glm53d.errors import StartError
 from glm53d.ipc import mailbox
 from glm53d.ipc.mailbox import MailboxEnds
@@ -168,6 +168,25 @@ def test_a_runner_whose_steps_are_uploaded_answers_as_one_that_reads_them_in_pla
         runner.close()
         assert driver is None or (driver.sources and not driver.pending)
     assert outputs[0] == outputs[1]
+
+
+def test_the_host_pool_is_pinned_where_it_lies_and_no_larger_than_its_pages():
+    driver = FakeDriver(Node(), 0)
+    runner = TorchRunner(Config(kv=Kv(page_size=16, num_pages=64), cache=Cache(host_bytes=5 << 20)), 0, 4, 2036)
+    runner._driver = driver
+    loaded = runner.load(lambda phase, percent: None)
+    [num_bytes] = driver.registered.values()
+    assert 0 <= num_bytes - loaded.num_host_pages * loaded.page_file_bytes < PAGE
+    runner.close()
+    assert not driver.registered
+
+
+def test_a_host_pool_that_cannot_be_pinned_is_refused_at_start():
+    runner = TorchRunner(Config(kv=Kv(page_size=16, num_pages=64), cache=Cache(host_bytes=5 << 20)), 0, 4, 2036)
+    runner._driver = FakeDriver(Node(), 0, can_register=False)
+    with pytest.raises(StartError, match=r"cache\.host_bytes"):
+        runner.load(lambda phase, percent: None)
+    runner.close()
 
 
 def test_without_cupy_the_extra_to_install_is_named(monkeypatch):

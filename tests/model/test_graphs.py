@@ -120,6 +120,18 @@ def captured_keys(runner) -> list[Key]:
     return list(runner.graphs._captured)
 
 
+def test_graphs_are_gone_before_the_ranks_part(tmp_path, monkeypatch):
+    """NCCL waits for all that were captured with one of its collectives."""
+    make_checkpoint(tmp_path, 1)
+    ranks = Alone()
+    served(ranks, config_of(tmp_path), graphs=True)
+    assert ranks.runner.graphs is not None
+    left = []
+    monkeypatch.setattr(ranks.runner.ranks, "close", lambda: left.append(ranks.runner.graphs))
+    ranks.runner.close()
+    assert left == [None]
+
+
 def test_a_slot_s_last_id_is_read_once_and_its_length_is_the_scheduler_s(tmp_path, monkeypatch):
     """Poisoned with -1 as soon as a step has taken it, it would be seen by the next if the step did not set it."""
     make_checkpoint(tmp_path, 2)
