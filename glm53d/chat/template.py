@@ -385,3 +385,13 @@ def _json(value: Json, param: str) -> str:
         return _encode_json(value)
     except (RecursionError, ValueError):
         raise InvalidRequest("The value is nested too deeply or is too large a number.", param) from None
+
+
+def refuse_media(conv: Conversation) -> None:
+    """Raise InvalidRequest for a media part: the flash template has tokens for what an engine of text cannot see."""
+    for i, message in enumerate(conv.messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and (media := MEDIA_PARTS.get(str(part.get("type")))):
+                where = f"messages[{i}].content[{j}]"
+                raise InvalidRequest(f"`{where}`: no {media} is taken, the model is served for text alone.", where)

@@ -10,6 +10,7 @@ from glm53d._native import page_hashes
 from glm53d.chat.conversation import Conversation
 from glm53d.chat.jinja import Choice
 from glm53d.chat.stable import without_lines
+from glm53d.chat.template import refuse_media
 from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.front.job import Job
 from glm53d.front.sessions import Sessions
@@ -103,6 +104,8 @@ class TextHalf:
         )  # fmt: skip
 
     def _segments(self, conv: Conversation) -> list[str | int]:
+        if self.choice.kind == "glm-5.3-flash":
+            refuse_media(conv)
         conv = without_lines(conv, self.strip_lines)
         template = self.choice.template
         return self.encoder.split(template.render_text(conv)) if self.choice.literal else template.render(conv)

@@ -137,7 +137,7 @@ class Daemon:
         ranks.start()
         text = loop.run_in_executor(None, self._load_text)  # while the ranks load
         text.add_done_callback(self._text_loaded)
-        code = 0
+        code, reloads = 0, set[asyncio.Task[None]]()
         try:
             while True:
                 event, message = await self._events.get()
@@ -147,7 +147,9 @@ class Daemon:
                 if event is Event.NO_TEXT:
                     text.result()  # raises
                 if event is Event.RELOAD:
-                    await reload(read, engine, site)
+                    reloading = asyncio.create_task(reload(read, engine, site))  # ranks answer when they can
+                    reloads.add(reloading)
+                    reloading.add_done_callback(reloads.discard)
                     continue
                 if event is Event.SIGNAL:
                     log.info("%s: draining", message)

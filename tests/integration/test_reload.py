@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -40,6 +41,25 @@ def hang_up(daemon: Daemon) -> str:
         assert time.monotonic() < end, said
         time.sleep(0.02)
     return said
+
+
+def test_nothing_waits_for_ranks_that_are_told_of_a_log_level(config, tmp_path):
+    """Neither the news that one has died, nor a signal to end."""
+    with running("sim.base_ms=8000", config=str(config), log=tmp_path / "log") as daemon:
+        request = urllib.request.Request(daemon.url + "/server_info", headers={"x-api-key": "one"})
+        with urllib.request.urlopen(request) as answer:
+            rank = json.load(answer)["ranks"][0]["pid"]
+        answers = []
+        body = {"prompt": "a", "max_tokens": 5}
+        asks = threading.Thread(target=lambda: answers.append(status(daemon, "/v1/completions", "one", body)))
+        asks.start()
+        time.sleep(0.5)  # a step of eight seconds has begun
+        os.kill(daemon.process.pid, signal.SIGHUP)
+        time.sleep(0.2)
+        os.kill(rank, signal.SIGKILL)
+        asks.join(5)
+        assert answers == [500]
+        assert daemon.process.wait(5) == 1
 
 
 def status(daemon: Daemon, path: str, key: str, body: dict | None = None) -> int:

@@ -1,5 +1,6 @@
 """The text half on its own: lines taken out, lengths, both encodings of spelled control tokens. [R17] [R20] [R44]"""
 
+import dataclasses
 import logging
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from glm53d.chat.conversation import Conversation
-from glm53d.chat.jinja import choose
+from glm53d.chat.jinja import Choice, choose
 from glm53d.chat.stable import without_lines
 from glm53d.errors import ContextTooLong, InvalidRequest
 from glm53d.front.job import Job, Routing
@@ -26,6 +27,18 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1a2b3;"
 
 def half(literal: bool = False, encoder: Encoder = ENCODER) -> TextHalf:
     return TextHalf(encoder, choose(VOCAB.added, None, None, literal=literal), LINE, 16, bytes(16), bytes(16))
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video", "input_audio"])
+def test_the_flash_template_is_given_no_media(kind):
+    """It would write tokens that the model knows from pictures, and there is none."""
+    choice = Choice(choose(VOCAB.added, None, None, literal=False).template, literal=False, kind="glm-5.3-flash")
+    flash = dataclasses.replace(half(), choice=choice)
+    talk = [{"role": "user", "content": "hi"}, {"role": "user", "content": [part("look"), {"type": kind}]}]
+    with pytest.raises(InvalidRequest) as refused:
+        flash.encode(Conversation(talk))
+    assert refused.value.param == "messages[1].content[1]"
+    assert len(half().encode(Conversation(talk))) > 20, "GLM-5.3 is told that there was something"
 
 
 def system(content) -> dict:
