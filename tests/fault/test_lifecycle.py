@@ -289,11 +289,28 @@ async def test_a_killed_rank_ends_the_daemon_with_a_clear_error_for_everybody(ra
                 os.kill(pid, signal.SIGKILL)
                 got = await asyncio.wait_for(events(stream), 10)
                 assert got[-1] == "[DONE]" and f"rank {rank}" in got[-2]["error"]["message"]
+                with contextlib.suppress(aiohttp.ClientConnectionError):  # the port is closed by now
+                    async with http.get(daemon.url + "/health") as health:
+                        assert health.status == 503
                 answer = await asyncio.wait_for(plain, 10)
                 assert answer.status == 500 and f"rank {rank}" in (await answer.json())["error"]["message"]
         assert daemon.process.wait(30) == 1
         assert_gone(daemon)
     assert "SIGKILL" in log.read_text()
+
+
+async def test_a_long_step_is_no_illness(log):
+    """[F-B1]"""
+    with running("sim.base_ms=1500", config="sim.toml", log=log) as daemon:
+        async with aiohttp.ClientSession() as http:
+            asked = asyncio.create_task(http.post(daemon.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}))
+            statuses = []
+            while not asked.done():
+                async with http.get(daemon.url + "/health") as health:
+                    statuses.append(health.status)
+                await asyncio.sleep(0.05)
+            assert (await asked).status == 200
+        assert len(statuses) > 5 and set(statuses) == {200}
 
 
 async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_daemon_as_well(log):

@@ -181,14 +181,6 @@ async def test_two_requests_with_one_rid_are_both_served(sim, http):
     assert await asyncio.gather(one(), one()) == [30, 30]
 
 
-async def test_sixteen_bytes_of_a_header_do_not_hold_a_connection_for_ever(sim):
-    reader, writer = await asyncio.open_connection("127.0.0.1", sim.port)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")  # HTTP/2 is not spoken: 400 and close
-    line = await asyncio.wait_for(reader.readline(), 10)
-    assert b" 400 " in line
-    writer.close()
-
-
 async def test_no_answer_ends_by_itself_before_its_min_tokens(sim, nano, http):
     """On the script, whose end comes after 216 tokens, and in the sampler."""
     body = CHAT | {"max_tokens": 300, "min_tokens": 250}

@@ -59,8 +59,12 @@ async def test_a_long_prompt_among_streams_is_not_the_event_loops_work(tmp_path,
     with running(config="sim.toml", log=tmp_path / "log") as daemon:
         body = {"model": "glm-5.3-nano", "prompt": "words", "max_tokens": 500, "ignore_eos": True}
         streams = [asyncio.create_task(http.post(daemon.url + "/v1/completions", json=body)) for _ in range(16)]
-        async with http.post(daemon.url + "/tokenize", json=long) as answer:
-            assert (await answer.json())["count"] > 100_000
+        counted, meanwhile = asyncio.create_task(http.post(daemon.url + "/tokenize", json=long)), 0
+        while not counted.done():
+            async with http.get(daemon.url + "/live") as answer:
+                meanwhile += answer.status == 200
+        assert (await (await counted).json())["count"] > 100_000
+        assert meanwhile >= 4, "the loop had nothing else to do than that prompt"
         for stream in streams:
             assert (await (await stream).json())["usage"]["completion_tokens"] == 500
         found = await samples(http, daemon.url)

@@ -1,5 +1,6 @@
 """What reaches the port and is no request: an answer in JSON, a closed connection, no traceback. [R14]"""
 
+import asyncio
 import json
 import logging
 import socket
@@ -40,6 +41,14 @@ async def test_bytes_that_are_no_request_are_refused_in_json_and_the_connection_
     assert message in json.loads(body)["error"]["message"]
     assert [r for r in caplog.records if r.exc_info or r.levelno > logging.DEBUG] == []
     assert (await client.get("/live")).status == 200
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nHost: t\r\n"])
+async def test_a_head_that_does_not_come_to_its_end_does_not_hold_a_connection_for_ever(client, monkeypatch, data):
+    monkeypatch.setattr("glm53d.server.connection._KEEPALIVE_TIMEOUT_S", 0.05)
+    reader, writer = await client.open(data)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
 
 
 async def test_an_upgrade_to_http_2_is_ignored(client):
