@@ -303,7 +303,8 @@ async def test_a_long_step_is_no_illness(log):
     """[F-B1]"""
     with running("sim.base_ms=1500", config="sim.toml", log=log) as daemon:
         async with aiohttp.ClientSession() as http:
-            asked = asyncio.create_task(http.post(daemon.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}))
+            body = {"prompt": "a", "max_tokens": 1}
+            asked = asyncio.create_task(http.post(daemon.url + "/v1/completions", json=body))
             statuses = []
             while not asked.done():
                 async with http.get(daemon.url + "/health") as health:
