@@ -135,6 +135,7 @@ class Graphs:
         self._decode_len = 1 + state.drafts.shape[1]
         self._max_context = cache.block_table.shape[1] * cache.page_size
         self._captured: dict[Key, tuple[Tensor, Callable[[], None], list[Tensor]]] = {}
+        self._outputs: list[Tensor] = []  # of all graphs: each its own would be gigabytes of logits
 
     def choose(self, rows: Rows) -> Key | None:
         """See choose above."""
@@ -171,7 +172,12 @@ class Graphs:
         input_ids, token_slots = self._state.inputs(slots).flatten(), own.repeat_interleave(self._decode_len)
         step = plan_static(self._cache, input_ids, counts, token_slots, positions, key.context)
         hidden = self._model.norm(self._model.forward(step, self._cache))
-        return [hidden, self._model.logits(hidden, counts)]
+        made = [hidden, self._model.logits(hidden, counts)]
+        if not self._outputs:  # outside of a capture, as every body is run before its own
+            most_rows = next(size for size in ROW_BUCKETS if size >= min(self._padding_slot, ROW_BUCKETS[-1]))
+            most = most_rows * self._decode_len
+            self._outputs = [rows.new_empty(most if len(rows) else 0, rows.shape[1]) for rows in made]
+        return [output[: len(rows)].copy_(rows) for output, rows in zip(self._outputs, made, strict=True)]
 
 
 def padded_slots(rows: Rows, num_rows: int, padding_slot: int, attn_dp_size: int) -> np.ndarray:

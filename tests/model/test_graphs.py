@@ -102,6 +102,8 @@ def test_padded_and_replayed_steps_give_the_same_tokens(seed, num_draft_tokens, 
         pool.data[-world.limits.page_size :] = float("nan")
     assert serve(world, seed, NUM_NEW, **sampling) == expected
     assert graphs is not None and 2 <= len(graphs._captured) <= 4  # each captured once, and replayed from then on
+    places = {tuple(output.data_ptr() for output in outputs) for _, _, outputs in graphs._captured.values()}
+    assert len(places) == 1, "their outputs lie in the same place: of all shapes together they would be gigabytes"
 
 
 def test_idle_groups_pad_too_and_all_ranks_take_the_same_graph(ranks, tmp_path):
