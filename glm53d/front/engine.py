@@ -29,7 +29,7 @@ from glm53d.front.pump import OutputPump
 from glm53d.front.table import Entry, EntryState, Table
 from glm53d.front.wire import PROBE_RID, generate_record, pack_abort, read_finish
 from glm53d.ipc.channels import MainEnds
-from glm53d.ipc.records import FinishReason, RecordType
+from glm53d.ipc.records import CONTROL_RESULT, FinishReason, RecordType
 from glm53d.text.pool import TextPool
 from glm53d.text.vocab import Vocab
 
@@ -337,16 +337,16 @@ class Engine:
             self.fail_all(EngineError(f"The request cannot go on: {reason}."))
 
     def _take_record(self, kind: int, payload: bytes) -> None:
-        if kind == RecordType.CONTROL_RESULT:
+        if kind == RecordType.CONTROL_RESULT and len(payload) >= CONTROL_RESULT.itemsize:
             self.control.answered(payload)
         else:
-            log.error("record of unknown type %d in the output ring", kind)  # [R10]
+            log.error("record of type %d and %d bytes in the output ring: it is none", kind, len(payload))  # [R10]
 
     def _finish(self, entry: Entry, record: bytes, *collected: Any) -> None:
         """The last record of a request, with what the pump has collected of it: see read_finish."""
         try:
             finish = read_finish(entry.job, entry.marks, record, *collected)
-        except EngineError as error:
+        except Exception as error:  # what the record says, or one that cannot be read: the others go on
             self._end(entry, error=error)
             return
         if entry.job.conversation is not None:

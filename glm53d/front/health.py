@@ -102,7 +102,8 @@ class Health:
 
 
 def _as_dict(row: np.void) -> dict[str, object]:
-    return {name: v.decode() if isinstance(v := row[name].item(), bytes) else v for name in row.dtype.names or ()}
+    values = ((name, row[name].item()) for name in row.dtype.names or ())
+    return {name: v.decode(errors="replace") if isinstance(v, bytes) else v for name, v in values}
 
 
 def found_hanging(board: Board, watchdog_s: float) -> str:

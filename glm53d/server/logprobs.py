@@ -217,6 +217,9 @@ class TokenDeltas:
         for said, tokens in self._tokens.feed(pieces):
             self._waiting += tokens
             self._add(chunks, self._parser.feed(said))
+            if len(self._waiting) >= PART:
+                chunks.append(({"content": ""}, self._waiting))
+                self._waiting = []
         return [(delta, self.names.content(tokens)) for delta, tokens in chunks]
 
     def finish(self) -> list[tuple[dict[str, Json], dict[str, Json]]]:

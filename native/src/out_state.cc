@@ -34,7 +34,7 @@ size_t OutState::feed(std::span<const int32_t> ids, size_t held_bytes, std::span
     reasoning_tokens_ += arriving_ == kReasoning;
     if (width > 0) {
       const auto row = logprobs.first(width);
-      tokens_.push_back({raw_.size(), ids_.size(), {row.begin(), row.end()}});
+      tokens_.push_back({num_released_ + raw_.size(), ids_.size(), {row.begin(), row.end()}});
       logprobs = logprobs.subspan(width);
     }
     ids_.push_back(id);
@@ -85,7 +85,7 @@ void OutState::release(size_t num_bytes) {
   const bool meets_mark = num_passed < marks_.size();
   if (meets_mark) num_bytes = std::min(num_bytes, marks_[num_passed].begin);
   append_tokens(raw, at, num_bytes, meets_mark ? marks_[num_passed].token : SIZE_MAX);
-  for (size_t i = num_left_; i < tokens_.size(); ++i) tokens_[i].end -= num_bytes;
+  num_released_ += num_bytes;
   raw_.erase(0, num_bytes);
   marks_.erase(marks_.begin(), marks_.begin() + static_cast<ptrdiff_t>(num_passed));
   for (Mark& mark : marks_) mark.begin -= num_bytes, mark.end -= num_bytes;
@@ -111,9 +111,12 @@ void OutState::append(std::string_view bytes) {
 
 // What lies in raw from `at` to `end`, each token behind its bytes, up to the token at the place `before`. Moves at to end.
 void OutState::append_tokens(std::string_view raw, size_t& at, size_t end, size_t before) {
-  while (num_left_ < tokens_.size() && tokens_[num_left_].end <= end && tokens_[num_left_].place < before) {
-    append(raw.substr(at, tokens_[num_left_].end - at));
-    at = tokens_[num_left_++].end;
+  while (num_left_ < tokens_.size() && tokens_[num_left_].place < before) {
+    const size_t token_end = tokens_[num_left_].end - num_released_;
+    if (token_end > end) break;
+    ++num_left_;
+    append(raw.substr(at, token_end - at));
+    at = token_end;
     if (utf8_.num_pending == 0) hand_over_tokens();
   }
   append(raw.substr(at, end - at));
@@ -122,9 +125,10 @@ void OutState::append_tokens(std::string_view raw, size_t& at, size_t end, size_
 
 // The text of those that have left raw_ is whole.
 void OutState::hand_over_tokens() {
-  for (size_t i = 0; i < num_left_; ++i) pieces_.add_token(false, tokens_[i].row);
-  tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<ptrdiff_t>(num_left_));
-  num_left_ = 0;
+  for (; num_left_ > 0; --num_left_) {
+    pieces_.add_token(false, tokens_.front().row);
+    tokens_.pop_front();
+  }
 }
 
 // append(std::string&) appends text of the phase leaving_.

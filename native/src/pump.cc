@@ -17,7 +17,8 @@ constexpr uint64_t kIdleWaitNs = 100'000'000, kSlowWaitNs = 5'000'000;
 // While there are more pieces than one delivery takes, it wakes this often to see that the last one has been taken.
 constexpr uint64_t kNextPartWaitNs = 500'000;
 // Of a stream, in one delivery: objects and JSON are made of them all at once, with 20 logprobs each in milliseconds.
-constexpr size_t kMaxPieces = 256;
+// So many streams are given as much; those with less are given it always.
+constexpr size_t kMaxPieces = 256, kMaxParts = 4, kSmallPart = 4096;
 // Records between two deliveries: a burst must not keep the loop waiting.
 constexpr size_t kMaxBurst = 1024;
 // Emptied deliveries worth keeping.
@@ -118,7 +119,7 @@ PumpStats Pump::stats() const noexcept {
 
 void Pump::run() noexcept {  // the one exception possible is bad_alloc, and without memory the process cannot go on
   while (!stop_.load(std::memory_order_relaxed)) {
-    const uint64_t at_most = !dirty_.empty() ? kNextPartWaitNs : num_slow_ > 0 ? kSlowWaitNs : kIdleWaitNs;
+    const uint64_t at_most = parts_wait_ ? kNextPartWaitNs : num_slow_ > 0 ? kSlowWaitNs : kIdleWaitNs;
     Status status = reader_.wait(0, at_most);
     if (status == Status::kOk) status = drain();
     obey();
@@ -158,12 +159,12 @@ void Pump::obey(Command& command) {
     slot.out.emplace(vocab_, markup_, std::move(*command.open));
     return;
   }
-  Slot* slot = find(command.handle);
-  if (slot == nullptr) return;  // it has ended meanwhile
+  Slot& slot = slots_[index_of(command.handle)];
+  if (slot.handle != command.handle) return;  // it has ended meanwhile
   if (command.slow)
-    set_slow(*slot, *command.slow);
+    set_slow(slot, *command.slow);
   else
-    free_slot(*slot);
+    free_slot(slot);
 }
 
 void Pump::handle_record(const RecordView& record) {
@@ -182,7 +183,8 @@ void Pump::handle_output(std::string_view payload) {
   const size_t tail_bytes = head.error_bytes > 0 ? align8(ids_bytes) + head.error_bytes : ids_bytes;
   const size_t num_rows = head.logprob_width > 0 ? size_t{head.num_prompt_logprobs} + head.num_ids : 0;
   const size_t num_logprobs = num_rows * head.logprob_width, logprobs_at = sizeof head + align8(tail_bytes);
-  if (payload.size() < sizeof head + tail_bytes ||
+  const size_t most = payload.size() / sizeof(Logprob);  // a product of larger numbers might wrap
+  if (payload.size() < sizeof head + tail_bytes || (num_rows > 0 && (num_rows > most || head.logprob_width > most)) ||
       (num_rows > 0 && payload.size() < logprobs_at + num_logprobs * sizeof(Logprob))) {
     add(counters_.malformed, 1);
     return;
@@ -269,16 +271,32 @@ void Pump::mark_dirty(Slot& slot) {
   slot.dirty = true;
 }
 
-// Of each stream at most so many pieces; the rest waits until all that was delivered has been taken.
+// Of each stream at most so many pieces; the rest waits until all that was delivered has been taken, and the reader is
+// not slow.
 void Pump::deliver(size_t max_pieces) {
+  const bool everything = max_pieces == SIZE_MAX;
   const bool all_taken = num_taken_.load(std::memory_order_relaxed) == num_delivered_;
-  std::erase_if(dirty_, [&](uint32_t index) {
+  std::vector<uint32_t> later, rests;  // whoever had a part is behind those who had none
+  size_t num_parts = 0;
+  parts_wait_ = false;
+  for (const uint32_t index : dirty_) {
     Slot& slot = slots_[index];
-    if (!slot.dirty) return true;  // it was closed since
-    if (slot.num_handed > 0 && !all_taken && max_pieces != SIZE_MAX) return false;
+    if (!slot.dirty) continue;  // it was closed since
+    const bool is_part = slot.num_handed > 0 || slot.pieces.size() > kSmallPart;
+    const bool waits = slot.num_handed > 0 && (slot.slow || !all_taken);
+    if (!everything && (waits || (is_part && num_parts == kMaxParts))) {
+      later.push_back(index);
+      parts_wait_ |= !slot.slow;
+      continue;
+    }
+    num_parts += is_part;
     deliver_slot(slot, max_pieces);
-    return !slot.dirty;
-  });
+    if (!slot.dirty) continue;
+    rests.push_back(index);
+    parts_wait_ |= !slot.slow;
+  }
+  dirty_.swap(later);
+  dirty_.insert(dirty_.end(), rests.begin(), rests.end());
   if (writing_ == nullptr) return;
   ++num_delivered_;
   if (deliveries_.push(std::move(writing_))) signal();

@@ -12,7 +12,7 @@ from glm53d._native import TokenLogprob
 from glm53d.chat.reasoning import ReasoningParser
 from glm53d.ipc.records import FinishReason
 from glm53d.server.common import Offered
-from glm53d.server.logprobs import Legacy, TokenDeltas, TokenNames, Tokens
+from glm53d.server.logprobs import PART, Legacy, TokenDeltas, TokenNames, Tokens
 from glm53d.server.openai_tools import Tools
 from tests.property.test_pump import ARG_KEY, SPECIAL, THINK, THINK_END, TOKENS, TOOL_CALL, Rig, handle_of
 
@@ -68,6 +68,17 @@ def test_a_chats_chunks_have_the_tokens_of_their_texts(cut, at):
         tokens = entries_of(logprobs)
         if not any(e["token"] in void for e in tokens):
             assert text == text_of(tokens)
+
+
+def test_a_chats_tokens_without_text_do_not_pile_up_until_its_end():
+    """The likeliest of a hundred thousand would be made to JSON in one go, on the loop."""
+    tools = Tools(Offered(None, None, None), is_legacy=False)
+    deltas = TokenDeltas(NAMES, ReasoningParser(ADDED, tools.offered.parser(ADDED, has_parsers=True)), tools.deltas)
+    silent = TokenLogprob(SPECIAL.index(True), -1.0, [])
+    chunks = [chunk for _ in range(40) for chunk in deltas.feed([silent] * 250)] + deltas.finish()
+    counts = [len(entries_of(logprobs)) for _, logprobs in chunks] + [len(entries_of(deltas.rest()))]
+    assert sum(counts) == 10_000 and max(counts) <= PART + 250
+    assert all(delta == {"content": ""} for delta, _ in chunks)
 
 
 @settings(max_examples=150, deadline=None)

@@ -25,6 +25,7 @@ SPECIAL = [token == b"<|user|>" for token in TOKENS]
 A = 0
 BLANK, ARG_KEY, THINK, TOOL_CALL, THINK_END = range(len(TOKENS) - 5, len(TOKENS))
 PIECES = [ARG_KEY, THINK, TOOL_CALL, THINK_END]
+MOST_PIECES = 256 + 3
 KINDS = ["frames", "frames with ids", "pieces", "collected"]
 CONTENT = (b'data: {"content":"', b'"}\n\n', b"", b"")
 REASONING = (b'data: {"reasoning":"', b'"}\n\n', b"", b"")
@@ -326,7 +327,7 @@ def test_what_a_stream_has_missed_comes_in_parts(collects):
     number = 3000
     with Rig(capacity=1 << 20) as rig:
         rig.open(handle_of(0), None, None, starts=False, all_python=not collects, with_logprobs=True)
-        rig.pump.set_slow(handle_of(0), True)
+        rig.pump.set_slow(handle_of(0), not collects)
         rig.output(handle_of(0), [], prompt=range(5, 12), top=1)
         for _ in range(0, number, 100):
             rig.output(handle_of(0), [A] * 100, top=1)
@@ -341,12 +342,85 @@ def test_what_a_stream_has_missed_comes_in_parts(collects):
             assert select.select([rig.pump.fileno()], [], [], 20)[0]
             rig.take()
             parts.append(len(seen.pieces) - sum(parts))
-        assert max(parts) <= 256
+        assert max(parts) <= MOST_PIECES
         if not collects:
             rig.output(handle_of(0), [A], top=1, finish=FinishReason.LENGTH)
         rig.wait_finished(handle_of(0))
         tokens = [piece for piece in seen.pieces if isinstance(piece, _native.TokenLogprob)]
         assert [token.id for token in tokens] == [*range(5, 12), *[A] * (number + (not collects))]
+
+
+def behind(rig: Rig, slot: int, number: int, ids: tuple[int, ...] = (A,), finish=FinishReason.NONE) -> None:
+    """A stream with logprobs, whose reader has missed so many tokens."""
+    rig.open(handle_of(slot), None, None, starts=False, all_python=True, with_logprobs=True)
+    rig.pump.set_slow(handle_of(slot), True)
+    rig.output(handle_of(slot), [*ids] * (number // len(ids)), top=1)
+    rig.output(handle_of(slot), [], finish=finish)
+
+
+def take_part(rig: Rig) -> None:
+    assert select.select([rig.pump.fileno()], [], [], 20)[0], "the pump has made nothing"
+    rig.take()
+
+
+def has_none(rig: Rig) -> bool:
+    """Nothing comes, though the pump has had time to look."""
+    return not select.select([rig.pump.fileno()], [], [], 0.1)[0]
+
+
+@pytest.mark.parametrize("finish", [FinishReason.NONE, FinishReason.LENGTH])
+def test_parts_wait_for_a_reader_that_is_slow_again(finish):
+    with Rig(capacity=1 << 20) as rig:
+        behind(rig, 0, 3000, finish=finish)
+        rig.pump.set_slow(handle_of(0), False)
+        take_part(rig)
+        rig.pump.set_slow(handle_of(0), True)
+        while not has_none(rig):  # what was under way
+            rig.take()
+        seen = rig.seen[handle_of(0)]
+        assert len(seen.pieces) <= 4 * MOST_PIECES and seen.finish is None
+        rig.pump.set_slow(handle_of(0), False)
+        rig.wait(lambda: len(seen.pieces) == 6000)
+        if finish is not FinishReason.NONE:
+            rig.wait_finished(handle_of(0))
+
+
+def test_nothing_more_comes_for_a_stream_that_is_closed_with_parts_to_come():
+    with Rig(capacity=1 << 20) as rig:
+        behind(rig, 0, 3000, finish=FinishReason.LENGTH)
+        take_part(rig)
+        rig.pump.close(handle_of(0))
+        while not has_none(rig):
+            rig.take()
+        assert len(rig.seen[handle_of(0)].pieces) <= 4 * MOST_PIECES
+
+
+def test_many_streams_that_have_missed_much_take_turns():
+    with Rig(capacity=1 << 21) as rig:
+        for slot in range(SLOTS):
+            behind(rig, slot, 1500, finish=FinishReason.LENGTH)
+            rig.pump.set_slow(handle_of(slot), False)
+        before, parts = 0, []
+        while any(seen.finish is None for seen in rig.seen.values()):
+            take_part(rig)
+            now = sum(len(seen.pieces) for seen in rig.seen.values())
+            parts.append(now - before)
+            before = now
+        assert before == SLOTS * 3000 and max(parts[SLOTS:]) <= 4 * MOST_PIECES
+
+
+def test_a_part_ends_behind_all_tokens_of_a_character():
+    """F-F5"""
+    halves = (TOKENS.index("你".encode()[:1]), TOKENS.index("你".encode()[1:]))
+    with Rig(capacity=1 << 20) as rig:
+        behind(rig, 0, 2000, ids=(A, *halves, *halves), finish=FinishReason.LENGTH)
+        rig.pump.set_slow(handle_of(0), False)
+        seen, ends = rig.seen[handle_of(0)], []
+        while seen.finish is None:
+            take_part(rig)
+            ends.append(len(seen.pieces))
+        assert len(ends) > 4
+        assert all(isinstance(seen.pieces[end], str) for end in ends[:-1]), "text begins the next part"
 
 
 ENTERED = [(b"r(", b")", b"<r>", b"</r>"), (b"c(", b")", b"<c>", b"</c>")]
@@ -470,9 +544,11 @@ def test_a_record_shorter_than_it_says_is_counted_and_dropped():
         head["handle"], head["num_ids"] = handle_of(0), 3
         rig.writer.try_write(RecordType.OUTPUT, [head.tobytes()])
         rig.writer.try_write(RecordType.OUTPUT, [b"short"])
+        head["num_ids"], head["num_prompt_logprobs"], head["logprob_width"] = 0, 1 << 31, 1 << 30  # times 8: 0
+        rig.writer.try_write(RecordType.OUTPUT, [head.tobytes()])
         rig.output(handle_of(0), [0], 0, FinishReason.STOP)
         rig.wait_finished(handle_of(0))
-        assert rig.pump.stats()["malformed"] == 2
+        assert rig.pump.stats()["malformed"] == 3
         assert rig.seen[handle_of(0)].joined("reasoning") == "a"
 
 

@@ -18,7 +18,7 @@ from glm53d.front.health import State, Waiting
 from glm53d.front.job import Job, SamplingParams
 from glm53d.front.prompt import Prompt
 from glm53d.front.wire import PROBE_RID
-from glm53d.ipc.records import FinishReason, RecordType
+from glm53d.ipc.records import OUTPUT, FinishReason, RecordType
 
 
 class Surroundings:
@@ -217,3 +217,23 @@ async def test_of_a_burst_no_more_are_taken_than_may_run_and_wait_and_each_end_m
     for shown, num_taken in ((Waiting(2, 9, 0, 1, 3), 0), (Waiting(1, 9, 0, 1, 3), 1)):
         around.waiting = shown
         assert len(await around.burst()) == num_taken
+
+
+@pytest.mark.parametrize(("reason", "stop"), [(99, -1), (int(FinishReason.STOP), 7)])
+async def test_a_last_record_that_cannot_be_read_fails_its_request_and_takes_nothing_from_others(around, reason, stop):
+    around.may_encode.set()
+    streams = [await (await around.submit()) for _ in range(2)]
+    heads = np.zeros(2, OUTPUT)
+    heads["finish_reason"], heads["matched_stop"] = [reason, FinishReason.LENGTH], [stop, -1]
+    nothing = b""
+    around.pump.take = lambda: [
+        (0, nothing, [], b"short", nothing, nothing, nothing, int(RecordType.CONTROL_RESULT), 0),
+        *(
+            (handle, nothing, [], head.tobytes(), nothing, nothing, nothing, 0, 0)
+            for handle, head in zip(around.opened, heads, strict=True)
+        ),
+    ]
+    around.engine.on_wake()
+    with pytest.raises(Exception):  # noqa: B017  whatever reading it raises
+        await streams[0].finished()
+    assert (await streams[1].finished()).reason is FinishReason.LENGTH

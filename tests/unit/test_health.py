@@ -72,3 +72,10 @@ def test_while_ranks_load_the_one_furthest_behind_is_shown(world):
     for rank, row["phase"], row["percent"] in ((0, b"kv cache", 0), (1, b"weights", 60)):
         world.board.write_rank(rank, row)
     assert world.health.progress() == {"state": "starting", "phase": "weights", "percent": 60}
+
+
+def test_last_words_that_were_cut_in_the_middle_of_a_character_are_shown(world):
+    row = np.zeros(1, RANK_ROW)
+    row["last_words"] = b"x" * 511 + "é".encode()[:1]
+    world.board.write_rank(0, row)
+    assert world.health.ranks()[0]["last_words"] == "x" * 511 + "\ufffd"

@@ -12,6 +12,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -89,7 +90,7 @@ class OutState {
     size_t token;   // its place in ids_
   };
   struct Token {
-    size_t end;    // of its bytes in raw_
+    size_t end;    // of its bytes, in raw_ and all that has left it
     size_t place;  // in ids_
     std::vector<Logprob> row;
   };
@@ -116,8 +117,9 @@ class OutState {
   std::string raw_;
   size_t held_bytes_ = 0;  // at its end
   std::vector<Mark> marks_;  // in raw_, ascending
-  std::vector<Token> tokens_;  // not handed over; the first num_left_ have left raw_
+  std::deque<Token> tokens_;  // not handed over; the first num_left_ have left raw_
   size_t num_left_ = 0;
+  size_t num_released_ = 0;  // bytes that have left raw_
   Utf8State utf8_;           // of leaving_
   std::array<std::string, 2> text_;
   std::array<Entered, 2> entered_{};

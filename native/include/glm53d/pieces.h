@@ -98,12 +98,14 @@ class PieceReader {
     }
   }
 
-  // The beginning of data that its first pieces are, at most so many.
+  // The beginning of data that its first pieces are, at most so many; and the tokens behind them that may share a
+  // character with their text.
   static std::string_view first(std::string_view data, size_t most) {
     size_t at = 0;
-    for (; most > 0 && at < data.size(); --most) {
+    for (size_t left = most > SIZE_MAX - kMaxShared ? most : most + kMaxShared; left > 0 && at < data.size(); --left) {
       int32_t head[2] = {};
       std::memcpy(head, data.data() + at, std::min(sizeof head, data.size() - at));
+      if (left <= kMaxShared && head[0] != PieceWriter::kToken) break;
       at += sizeof(int32_t);
       if (head[0] >= 0) continue;
       const size_t unit = head[0] == PieceWriter::kText ? 1 : sizeof(Logprob);
@@ -111,6 +113,9 @@ class PieceReader {
     }
     return data.substr(0, at);
   }
+
+ private:
+  static constexpr size_t kMaxShared = 3;  // a character has at most four bytes
 };
 
 }  // namespace glm53d

@@ -176,6 +176,7 @@ class Pump {
   std::vector<uint32_t> dirty_;
   size_t num_slow_ = 0;
   uint64_t num_delivered_ = 0;
+  bool parts_wait_ = false;  // of some stream in dirty_, until what was delivered has been taken
   std::unique_ptr<Delivery> writing_;
   std::vector<std::unique_ptr<Delivery>> pool_;
 
