@@ -39,6 +39,7 @@ class Server(Section, frozen=True):
     body_timeout_s: Annotated[float, doc("Time a client has to send its body; then 408.", gt=0)] = 60.0
     drain_timeout_s: Annotated[float, doc("After SIGTERM, time running requests have to finish.", ge=0)] = 30.0
     health_timeout_s: Annotated[float, doc("Time /health_generate waits for its one token.", gt=0)] = 20.0
+    send_timeout_s: Annotated[float, doc("Time in which a client that has stopped reading has to go on; then it is cut off.", gt=0)] = 600.0
     keepalive_s: Annotated[float, doc("Longest silence on a stream before a comment is sent.", gt=0)] = 10.0
     control_timeout_s: Annotated[float, doc("Time a control call (/flush_cache and the like) waits for the ranks.", gt=0)] = 10.0
     api_keys: Annotated[tuple[str, ...], doc("Keys of clients; with none here and in api_keys_file, no key is needed.")] = ()

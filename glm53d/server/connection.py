@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -22,9 +23,41 @@ _KEEPALIVE_TIMEOUT_S = 75.0
 
 
 class Connection(web.RequestHandler):
-    """One connection. The library answers what it cannot parse in plain text, with a traceback in the log."""
+    """One connection. The library answers what it cannot parse in plain text, with a traceback in the log, and waits
+    for ever for who does not read.
+    """
 
-    __slots__ = ()
+    __slots__ = ("_send_timeout_s", "_send_timer")
+
+    def __init__(self, manager: web.Server, *, send_timeout_s: float, **options: Any):
+        super().__init__(manager, **options)
+        self._send_timeout_s = send_timeout_s
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent: its time begins."""
+        super().pause_writing()
+        self._send_timer = self._loop.call_later(self._send_timeout_s, self._give_up)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        super().resume_writing()
+        self._end_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is gone, whatever the reason."""
+        self._end_timer()
+        super().connection_lost(exc)
+
+    def _end_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _give_up(self) -> None:
+        log.info("a client is cut off: it has taken nothing for %g s (server.send_timeout_s)", self._send_timeout_s)
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
 
     def handle_error(
         self,
@@ -44,7 +77,6 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
-
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
@@ -62,9 +94,10 @@ async def listen(web_server: web.Server, server: Server, tls: ssl.SSLContext | N
         return Connection(
             web_server,
             loop=loop,
-            access_log=None,  # type: ignore[arg-type]  # the library's own way to say none
+            access_log=None,  # the library's own way to say none
             auto_decompress=False,  # a small body that grows without bound is an attack that nobody needs
             keepalive_timeout=_KEEPALIVE_TIMEOUT_S,
+            send_timeout_s=server.send_timeout_s,
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
         )

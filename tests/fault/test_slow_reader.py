@@ -1,10 +1,13 @@
 """Readers that stop: they cost no more than their own text, and nobody else waits for them. [R41]"""
 
+import asyncio
 import json
 import socket
+import time
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.helpers.daemon import Daemon, idle_info, memory, running
 
@@ -72,3 +75,21 @@ async def test_readers_that_stop_cost_no_more_than_their_text_and_slow_nobody(tm
                 assert len(events) < NUM_TOKENS  # merged, while nobody read
             info = await idle_info(http, daemon.url)
         assert info["requests_in_flight"] == 0
+
+
+async def test_a_reader_that_stops_for_good_is_cut_off(tmp_path: Path):
+    """Whether its answer still grows or has long been made: nothing of it is left."""
+    fast = ("sim.base_ms=0.1", "sim.per_decode_row_us=0", f"model.name={NAME}", "server.send_timeout_s=1")
+    with running(*fast, config="sim.toml", log=tmp_path / "log") as daemon:
+        async with aiohttp.ClientSession() as http:
+            reader, end = stopped_reader(daemon), time.monotonic() + 60
+            while "has taken nothing for 1 s" not in daemon.log.read_text():
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+            info = await idle_info(http, daemon.url)
+        assert info["requests_in_flight"] == 0
+        reader.settimeout(20)
+        with pytest.raises(ConnectionResetError):
+            while reader.recv(1 << 20):
+                pass
+        reader.close()
