@@ -56,7 +56,7 @@ class Connection(web.RequestHandler):
 
     def _give_up(self) -> None:
         log.info("a client is cut off: it has taken nothing for %g s (server.send_timeout_s)", self._send_timeout_s)
-        if isinstance(self.transport, asyncio.Transport):
+        if self.transport is not None:
             self.transport.abort()
 
     def handle_error(
