@@ -47,11 +47,13 @@ class KvCopies:
         self._on_gpu = device.type == "cuda"
         num_bytes = num_host_pages * page_bytes
         try:
-            self._host, self._pinned = _host_memory(num_bytes, driver)
+            host = _whole_pages(num_bytes)
+            if driver is not None and num_bytes:
+                driver.register(host.data_ptr(), len(host))
         except (OSError, OverflowError, DriverRefusal) as error:
             raise StartError(f"cache.host_bytes: {num_bytes} bytes of host memory cannot be had: {error}") from None
-        self._host = self._host.view(num_host_pages, page_bytes)
-        self._driver = driver
+        self._host = host[:num_bytes].view(num_host_pages, page_bytes)
+        self._pinned_by = driver if num_bytes else None
         self._files = None
         if storage is not None:
             self._files = FileMoves(PageFiles(storage, page_bytes), self._host.numpy())
@@ -102,9 +104,9 @@ class KvCopies:
         """Stop the threads, and give the pinned memory back."""
         if self._files is not None:
             self._files.close()
-        if self._driver is not None and self._pinned:
-            self._driver.unregister(self._pinned)
-            self._pinned = 0
+        if self._pinned_by is not None:
+            self._pinned_by.unregister(self._host.data_ptr())
+            self._pinned_by = None
 
     def _save(self, moves: np.ndarray) -> None:
         sources, targets = self._index(moves["source"]), moves["target"].tolist()
@@ -159,14 +161,8 @@ def _chunks(moves: np.ndarray) -> list[np.ndarray]:
     return [moves[i : i + BUFFER_PAGES] for i in range(0, len(moves), BUFFER_PAGES)]
 
 
-def _host_memory(num_bytes: int, driver: Driver | None) -> tuple[Tensor, int]:
-    """[num_bytes] zeros, and where they are pinned; 0: they are not.
-
-    Pinned where it lies: torch's own pinned memory comes in powers of two, which of a large pool is much more.
+def _whole_pages(num_bytes: int) -> Tensor:
+    """Zeros for so many bytes, to be pinned where they lie: torch's own pinned memory comes in powers of two, which of
+    a large pool is much more.
     """
-    memory = mmap.mmap(-1, max(1, -(-num_bytes // PAGE)) * PAGE)
-    array = np.frombuffer(memory, np.uint8)
-    if driver is not None and num_bytes:
-        driver.register(array.ctypes.data, array.nbytes)
-        return torch.from_numpy(array[:num_bytes]), array.ctypes.data
-    return torch.from_numpy(array[:num_bytes]), 0
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, max(1, -(-num_bytes // PAGE)) * PAGE), np.uint8))

@@ -125,12 +125,12 @@ void Pump::run() noexcept {  // the one exception possible is bad_alloc, and wit
     obey();
     if (status == Status::kPeerGone || status == Status::kCorrupt) {
       flush_slow();
-      deliver(SIZE_MAX);
+      deliver(true);
       ended_.store(status, std::memory_order_release);  // partner: the acquire in writer_gone()
       signal();
       return;
     }
-    deliver(kMaxPieces);
+    deliver(false);
   }
 }
 
@@ -152,14 +152,13 @@ void Pump::obey() {
 }
 
 void Pump::obey(Command& command) {
+  Slot& slot = slots_[index_of(command.handle)];
   if (command.open) {
-    Slot& slot = slots_[index_of(command.handle)];
     free_slot(slot);
     slot.handle = command.handle;
     slot.out.emplace(vocab_, markup_, std::move(*command.open));
     return;
   }
-  Slot& slot = slots_[index_of(command.handle)];
   if (slot.handle != command.handle) return;  // it has ended meanwhile
   if (command.slow)
     set_slow(slot, *command.slow);
@@ -184,8 +183,9 @@ void Pump::handle_output(std::string_view payload) {
   const size_t num_rows = head.logprob_width > 0 ? size_t{head.num_prompt_logprobs} + head.num_ids : 0;
   const size_t num_logprobs = num_rows * head.logprob_width, logprobs_at = sizeof head + align8(tail_bytes);
   const size_t most = payload.size() / sizeof(Logprob);  // a product of larger numbers might wrap
-  if (payload.size() < sizeof head + tail_bytes || (num_rows > 0 && (num_rows > most || head.logprob_width > most)) ||
-      (num_rows > 0 && payload.size() < logprobs_at + num_logprobs * sizeof(Logprob))) {
+  if (payload.size() < sizeof head + tail_bytes ||
+      (num_rows > 0 && (num_rows > most || head.logprob_width > most ||
+                        payload.size() < logprobs_at + num_logprobs * sizeof(Logprob)))) {
     add(counters_.malformed, 1);
     return;
   }
@@ -273,11 +273,10 @@ void Pump::mark_dirty(Slot& slot) {
 
 // Of each stream at most so many pieces; the rest waits until all that was delivered has been taken, and the reader is
 // not slow.
-void Pump::deliver(size_t max_pieces) {
-  const bool everything = max_pieces == SIZE_MAX;
+void Pump::deliver(bool everything) {
   const bool all_taken = num_taken_.load(std::memory_order_relaxed) == num_delivered_;
-  std::vector<uint32_t> later, rests;  // whoever had a part is behind those who had none
-  size_t num_parts = 0;
+  std::vector<uint32_t> rests;  // whoever had a part is behind those who had none
+  size_t num_later = 0, num_parts = 0;
   parts_wait_ = false;
   for (const uint32_t index : dirty_) {
     Slot& slot = slots_[index];
@@ -285,26 +284,26 @@ void Pump::deliver(size_t max_pieces) {
     const bool is_part = slot.num_handed > 0 || slot.pieces.size() > kSmallPart;
     const bool waits = slot.num_handed > 0 && (slot.slow || !all_taken);
     if (!everything && (waits || (is_part && num_parts == kMaxParts))) {
-      later.push_back(index);
+      dirty_[num_later++] = index;
       parts_wait_ |= !slot.slow;
       continue;
     }
     num_parts += is_part;
-    deliver_slot(slot, max_pieces);
+    deliver_slot(slot, everything);
     if (!slot.dirty) continue;
     rests.push_back(index);
     parts_wait_ |= !slot.slow;
   }
-  dirty_.swap(later);
+  dirty_.resize(num_later);
   dirty_.insert(dirty_.end(), rests.begin(), rests.end());
   if (writing_ == nullptr) return;
   ++num_delivered_;
   if (deliveries_.push(std::move(writing_))) signal();
 }
 
-void Pump::deliver_slot(Slot& slot, size_t max_pieces) {
-  const std::string_view pieces =
-      PieceReader::first(std::string_view(slot.pieces).substr(slot.num_handed), max_pieces);
+void Pump::deliver_slot(Slot& slot, bool everything) {
+  std::string_view pieces = std::string_view(slot.pieces).substr(slot.num_handed);
+  if (!everything) pieces = PieceReader::first(pieces, kMaxPieces);
   slot.num_handed += pieces.size();
   slot.dirty = slot.num_handed < slot.pieces.size();
   Delivery& delivery = writing();
@@ -319,8 +318,11 @@ void Pump::deliver_slot(Slot& slot, size_t max_pieces) {
                  .reasoning_tokens = slot.out->reasoning_tokens(),
                  .first_token_ns = slot.first_token_ns};
   slot.frames.clear();
-  if (!slot.dirty) slot.pieces.clear(), slot.num_handed = 0;
-  if (!slot.dirty && !slot.finish.empty()) {
+  if (!slot.dirty) {
+    slot.pieces.clear();
+    slot.num_handed = 0;
+  }
+  if (event.finish.size > 0) {
     event.text = append(data, slot.out->content());
     event.reasoning = append(data, slot.out->reasoning());
     event.ids = append(data, bytes_of(slot.out->ids()));

@@ -5,7 +5,6 @@
 // id, length, width: 32 bits, in this machine's order. -2: a token of the output, behind the text that its bytes have
 // completed; -3: one of the prompt. Never two texts in a row, never an empty one.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -77,24 +76,18 @@ class PieceReader {
   static void read(std::string_view data, Text&& text, Id&& id, Token&& token) {
     std::vector<Logprob> row;
     while (!data.empty()) {
-      int32_t head[2] = {};
-      std::memcpy(head, data.data(), sizeof(int32_t));
-      if (head[0] >= 0) {
-        id(head[0]);
-        data.remove_prefix(sizeof(int32_t));
-        continue;
+      const Head head = head_of(data);
+      const std::string_view body = data.substr(head.size, head.body_size);
+      if (head.kind >= 0) {
+        id(head.kind);
+      } else if (head.kind == PieceWriter::kText) {
+        text(body);
+      } else {
+        row.resize(body.size() / sizeof(Logprob));
+        std::memcpy(row.data(), body.data(), body.size());
+        token(head.kind == PieceWriter::kPromptToken, std::span<const Logprob>(row));
       }
-      std::memcpy(head, data.data(), sizeof head);
-      if (head[0] != PieceWriter::kText) {
-        row.resize(static_cast<uint32_t>(head[1]));
-        const size_t row_bytes = row.size() * sizeof(Logprob);
-        std::memcpy(row.data(), data.data() + sizeof head, row_bytes);
-        token(head[0] == PieceWriter::kPromptToken, std::span<const Logprob>(row));
-        data.remove_prefix(sizeof head + row_bytes);
-        continue;
-      }
-      text(data.substr(sizeof head, static_cast<uint32_t>(head[1])));
-      data.remove_prefix(sizeof head + static_cast<uint32_t>(head[1]));
+      data.remove_prefix(head.size + head.body_size);
     }
   }
 
@@ -102,20 +95,31 @@ class PieceReader {
   // character with their text.
   static std::string_view first(std::string_view data, size_t most) {
     size_t at = 0;
-    for (size_t left = most > SIZE_MAX - kMaxShared ? most : most + kMaxShared; left > 0 && at < data.size(); --left) {
-      int32_t head[2] = {};
-      std::memcpy(head, data.data() + at, std::min(sizeof head, data.size() - at));
-      if (left <= kMaxShared && head[0] != PieceWriter::kToken) break;
-      at += sizeof(int32_t);
-      if (head[0] >= 0) continue;
-      const size_t unit = head[0] == PieceWriter::kText ? 1 : sizeof(Logprob);
-      at += sizeof(int32_t) + static_cast<uint32_t>(head[1]) * unit;
+    for (size_t left = most + kMaxShared; left > 0 && at < data.size(); --left) {
+      const Head head = head_of(data.substr(at));
+      if (left <= kMaxShared && head.kind != PieceWriter::kToken) break;
+      at += head.size + head.body_size;
     }
     return data.substr(0, at);
   }
 
  private:
   static constexpr size_t kMaxShared = 3;  // a character has at most four bytes
+
+  struct Head {
+    int32_t kind;  // an id is all of its piece
+    size_t size, body_size;
+  };
+
+  // Of the piece that data begins with.
+  static Head head_of(std::string_view data) {
+    int32_t head[2] = {};
+    std::memcpy(head, data.data(), sizeof(int32_t));
+    if (head[0] >= 0) return {head[0], sizeof(int32_t), 0};
+    std::memcpy(head, data.data(), sizeof head);
+    const size_t unit = head[0] == PieceWriter::kText ? 1 : sizeof(Logprob);
+    return {head[0], sizeof head, static_cast<uint32_t>(head[1]) * unit};
+  }
 };
 
 }  // namespace glm53d

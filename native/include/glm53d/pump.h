@@ -150,8 +150,8 @@ class Pump {
   void free_slot(Slot& slot) noexcept;
   void mark_dirty(Slot& slot);
   void flush_slow();
-  void deliver(size_t max_pieces);
-  void deliver_slot(Slot& slot, size_t max_pieces);
+  void deliver(bool everything);
+  void deliver_slot(Slot& slot, bool everything);
   Slot* find(uint64_t handle) noexcept;
   Delivery& writing();
   void signal() noexcept;
